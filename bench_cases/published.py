@@ -356,7 +356,9 @@ def best_batch(results: Sequence[Measurement]) -> Measurement | None:
     """
     others = {result.runs[0].case.replace(micro_batch=1).id for result in results if result.runs}
     if len(others) > 1:
-        raise CaseError(f"cases of a sweep differ only in micro_batch, got {' and '.join(sorted(others))}")
+        raise CaseError(
+            f"the cases of a sweep must differ only in micro_batch, but got {' and '.join(sorted(others))}"
+        )
     fitting = [result for result in results if _fits(result)]
     return max(fitting, key=_tokens_per_s_then_smallest, default=None)
 

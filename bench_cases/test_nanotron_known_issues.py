@@ -4,7 +4,7 @@ Issue 209, "multi-machine pp hang": with gradient accumulation, a pipeline over 
 with Llama-3-8B, DP 2 x TP 4 x PP 2 on 16 H800). Issue 221: resuming from a checkpoint fails if PP > 1.
 
 Each issue also has a case on one node and a case on a CPU. On a CPU, pipeline sends do not wait
-(`perfsuite.frameworks.nanotron.compat`), so the CPU cases are expected to run and declare no known issue.
+(`perfsuite.frameworks.nanotron.compat`), so the CPU cases declare no known issue: they are expected to run.
 """
 
 import pytest

@@ -1,6 +1,10 @@
 """Settings for `make docs`, which builds the site with Sphinx and MyST, without internet access."""
 
-from typing import Any
+import sys
+from dataclasses import fields, is_dataclass
+from inspect import get_annotations, isfunction
+from types import SimpleNamespace
+from typing import Any, Protocol, get_type_hints
 
 from docutils import nodes
 from pydantic import BaseModel
@@ -17,6 +21,7 @@ html_show_copyright = False
 html_show_sphinx = False
 html_copy_source = False
 html_static_path = ["static"]
+html_favicon = "static/favicon.svg"
 html_css_files = ["site.css"]
 html_extra_path = ["extra"]  # files for coding agents: llms.txt and a skill
 exclude_patterns = ["extra"]
@@ -24,6 +29,7 @@ exclude_patterns = ["extra"]
 myst_heading_anchors = 3
 default_role = "code"  # the docstrings write code in single backquotes
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
 autodoc_default_options = {
     "members": True,
     "imported-members": True,
@@ -35,33 +41,50 @@ nitpick_ignore_regex = [("py:.*", ".*")]
 
 
 def without_fields(_app: Any, what: str, _name: str, documented: Any, *_: Any) -> tuple[str, str] | None:
-    """Remove the fields from the signature of a data class, because they are explained below it."""
-    return ("", "") if what == "class" and issubclass(documented, BaseModel) else None
+    """Remove the fields from the signature of a data class, because they are explained below it.
+
+    A protocol has no signature of its own either: nobody creates an object of it.
+    """
+    if what != "class":
+        return None
+    types = types_of_fields(documented)
+    show_types(documented, types)
+    is_explained = types or issubclass(documented, BaseModel) or Protocol in documented.__bases__
+    return ("", "") if is_explained else None
 
 
-def without_validators(_app: Any, doctree: nodes.document) -> None:
-    """Show only the type of a field. Leave out the checks in `Annotated`, because the text explains them."""
+def types_of_fields(documented: type) -> dict[str, Any]:
+    """Return the type of each field of a data class. Other classes have no fields."""
+    if issubclass(documented, BaseModel):
+        documented.model_rebuild()
+        return {name: field.annotation for name, field in documented.model_fields.items()}
+    if not is_dataclass(documented):
+        return {}
+    types = get_type_hints(documented, include_extras=True)
+    return {field.name: types[field.name] for field in fields(documented)}
+
+
+def show_types(documented: type, types: dict[str, Any]) -> None:
+    """Change a data class in this process, so that autodoc shows each of its fields with a readable type."""
+    own = get_annotations(documented)  # without those of base classes
+    for name in types.keys() & own.keys():
+        own[name] = without_checks(types[name])
+        if isfunction(vars(documented).get(name)):  # autodoc would show this default as a method
+            delattr(documented, name)
+    documented.__annotations__ = own
+
+
+def without_checks(annotation: Any) -> Any:
+    """Replace each `Annotated` in a type by its first argument, because the text explains the checks."""
+    return get_type_hints(SimpleNamespace(__annotations__={"field": annotation}))["field"]
+
+
+def without_this_machine(_app: Any, doctree: nodes.document) -> None:
+    """Show the code of a default, not the path that it has on this machine."""
     for node in doctree.findall(addnodes.desc_annotation):
-        text = node.astext()
-        if "Annotated[" in text:
-            node.children = []
-            node += nodes.Text(bare(text))
-
-
-def bare(annotation: str) -> str:
-    """Return an annotation in which each `Annotated` is replaced by its first argument."""
-    before, mark, rest = annotation.partition("Annotated[")
-    if not mark:
-        return annotation
-    ends = []
-    depth = 0
-    for place, character in enumerate(rest):
-        depth += (character in "[({") - (character in "])}")
-        if depth < 0 or (depth == 0 and character == ","):
-            ends.append(place)
-        if depth < 0:
-            break
-    return f"{before}{bare(rest[: ends[0]])}{bare(rest[ends[-1] + 1 :])}"
+        if repr(sys.executable) in node.astext():
+            node.clear()
+            node += nodes.Text(" = sys.executable")
 
 
 def typeset(_app: Any, doctree: nodes.document, _name: str) -> None:
@@ -77,5 +100,5 @@ def typeset(_app: Any, doctree: nodes.document, _name: str) -> None:
 def setup(app: Any) -> None:
     """Connect the functions above to Sphinx. Sphinx calls this function at the start."""
     app.connect("autodoc-process-signature", without_fields)
-    app.connect("doctree-read", without_validators)
+    app.connect("doctree-read", without_this_machine)
     app.connect("doctree-resolved", typeset)

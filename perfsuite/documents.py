@@ -7,20 +7,21 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
-from pydantic_core import PydanticSerializationError
+from pydantic_core import ErrorDetails, PydanticSerializationError
 
 from perfsuite.errors import CaseError, FileError
 from perfsuite.inputs import files
 
 D = TypeVar("D", bound="Data")
 
-FROM_FILE = {"from_file": True}  # validation context of files. Their framework might not be installed here
+# Validation context of data from a file. The framework of its cases might not be installed here.
+FROM_FILE = {"from_file": True}
 
 
 class Data(BaseModel):
@@ -58,24 +59,50 @@ class Data(BaseModel):
 
 
 def did_you_mean(name: str, candidates: Iterable[str], question: str = " Did you mean {!r}?") -> str:
-    """Return a question with the candidate most similar to `name`; empty if none is similar."""
-    near = get_close_matches(name, [*candidates], n=1)
+    """Return a question with the candidate most similar to `name`; empty if none is similar.
+
+    A candidate that differs only in capital letters, hyphens and underscores comes first.
+    """
+    choices = [*candidates]
+    same = [candidate for candidate in choices if _letters(candidate) == _letters(name)]
+    near = same or get_close_matches(name, choices, n=1)
     return question.format(near[0]) if near else ""
 
 
+def _letters(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
 def explain(error: ValidationError, fields: Sequence[str] = ()) -> str:
-    """Describe each problem as `field: allowed values, got the value`, or suggest one of `fields`."""
-    problems = []
-    for problem in error.errors(include_url=False):
-        field = ".".join(str(part) for part in problem["loc"])
+    """Describe each problem as `field: allowed values, got the value`, or suggest one of `fields`.
+
+    Several missing fields are listed together.
+    """
+    problems = error.errors(include_url=False)
+    missing = [_name(problem["loc"]) for problem in problems if problem["type"] == "missing"]
+    if len(missing) > 1:
+        problems = [problem for problem in problems if problem["type"] != "missing"]
+        return "; ".join([f"required, but missing: {', '.join(missing)}", *_described(problems, fields)])
+    return "; ".join(_described(problems, fields))
+
+
+def _name(location: Iterable[int | str]) -> str:
+    return ".".join(str(part) for part in location)
+
+
+def _described(problems: Iterable[ErrorDetails], fields: Sequence[str]) -> Iterator[str]:
+    for problem in problems:
+        field = _name(problem["loc"])
         message = problem["msg"].removeprefix("Value error, ").removesuffix(".")
+        # Without a field, the message itself says which values do not fit together.
+        if problem["type"] == "value_error" and not field:
+            yield message
+            continue
         if problem["type"] == "extra_forbidden":
             hint = did_you_mean(field, fields, " (did you mean {}?)") or "; remove it or correct its name"
             message = f"unknown field{hint}"
-        # Without a field, the message itself says which values do not fit together.
-        if problem["type"] == "value_error" and not field:
-            problems.append(message)
-            continue
+        elif problem["type"] == "model_type":
+            message = message.replace("valid dictionary or instance of", "mapping or a")
         shown = repr(problem["input"])
         got = f", got {shown if len(shown) < 80 else shown[:77] + '...'}"
         if problem["type"] == "missing" or _is_shown(problem["input"], message) or message.endswith(got):
@@ -83,12 +110,11 @@ def explain(error: ValidationError, fields: Sequence[str] = ()) -> str:
         if problem["type"] == "literal_error":
             allowed = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
             got += did_you_mean(str(problem["input"]), allowed, " (did you mean {!r}?)")
-        problems.append(f"{field or '(whole)'}: {message}{got}")
-    return "; ".join(problems)
+        yield f"{field or '(whole)'}: {message}{got}"
 
 
 def _is_shown(value: object, message: str) -> bool:
-    """Return whether a message already shows `value` if it is a text, or a key of it if it is a mapping."""
+    """Return whether a message already shows `value`. For a mapping, one shown key is enough."""
     texts = [value] if isinstance(value, str) else [*value] if isinstance(value, Mapping) else []
     return any(repr(text) in message for text in texts)
 

@@ -110,11 +110,12 @@ def measure(
 def until_decided(
     launch: Callable[[], bool], judge: Callable[..., Verdict], is_free: Callable[[], bool]
 ) -> Verdict:
-    """Launch until the launches so far are decided, and return their verdict, which is never `undecided`.
+    """Launch until the verdict on all launches so far is decided. Return the verdict (never `undecided`).
 
     - `launch` makes one launch or a pair of launches, and returns whether others used the machine meanwhile.
     - `judge` judges all launches so far. It accepts `max_unhealthy`, which is explained in `Policy`.
-    - `is_free` returns whether to launch again after others used the machine. It can first wait for them.
+    - `is_free` returns whether to launch again after others used the machine. It can first wait until they
+      are quiet.
     """
     while True:
         was_shared = launch()
@@ -143,7 +144,7 @@ def launch_watched(
 ) -> tuple[Run, bool]:
     """Launch `case` once, as launch `number`. Returns the run, and whether others used the machine.
 
-    Other users are reported immediately, and in a note of the run. The caller can wait for them.
+    Other users are reported immediately, and in a note of the run. The caller can wait until they are quiet.
     """
     how.on_launch(case, number)
     if how.neighbours is not None:
@@ -171,6 +172,7 @@ def launch_once(case: Case, machine: Machine, directory: Path, how: Launching = 
     raised. Raises `CaseError` if the framework refuses the case, and `FileError` if `directory` already
     contains a launch.
     """
+    extra = recorded()
     request = CaseFile(
         case=case,
         device=machine.device,
@@ -178,7 +180,7 @@ def launch_once(case: Case, machine: Machine, directory: Path, how: Launching = 
         inject=how.inject,
         counts=how.counts,
         counted_steps=how.counted_steps,
-        metrics=tuple(metric.name for metric in recorded()),
+        metrics=tuple(metric.name for metric in extra.metrics),
     )
     run_dir = RunDir(directory)
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -186,6 +188,7 @@ def launch_once(case: Case, machine: Machine, directory: Path, how: Launching = 
     failure = _launch(request, machine, run_dir, how)
     duration_s = time.monotonic() - began
     run = collect(run_dir, machine, started_at=started_at, duration_s=duration_s, failure=failure)
+    run = run.replace(notes=(*run.notes, *extra.problems))
     try:
         documents.write(run_dir.run, run)
     except FileError as error:  # the measurement can still be shown

@@ -2,9 +2,8 @@
 
 This is the filter for everything that is stored or printed. A case with a secret is refused, and a variable
 with a secret is not recorded. In text from other sources, secrets are replaced (`masked`). In a case, a value
-that does not look like a secret is allowed, because it cannot be distinguished from an ordinary value. Such a
-value is refused only if the name of its variable or option always means a secret. This module imports nothing
-of perfsuite.
+that does not look like a secret cannot be distinguished from an ordinary value. Such a value is refused only
+if the name of its variable or option always means a secret. This module imports nothing of perfsuite.
 """
 
 import base64
@@ -41,7 +40,7 @@ _NO_SECRET = re.compile(  # values of options that are switches or numbers, or t
 _REFERENCE = re.compile(
     r"\$[A-Z_][A-Z0-9_]*|\$\{[^{}]*\}|\{\w*\}|\*+|<\w+>"
 )  # references to a value elsewhere
-_SHORT = re.compile(  # prefixes of secrets, which are sufficient if the name can mean a secret
+_SHORT = re.compile(  # prefixes of values that are secrets if their name can mean a secret
     r"(hf_|gh[pousr]_|github_pat_|glpat-|sk[-_]|xox[a-z]-|AKIA|ASIA|AIza|eyJ|nvapi-|pypi-|npm_)[\w.-]"
 )
 _PATTERN = re.compile(r"[*?^$|\\]")  # characters of file name patterns
@@ -81,7 +80,7 @@ _NAMED = re.compile(  # a name and its value in a text; a group matches the valu
       /(?P<hook>[^\s"']+)
     """
 )
-# `user:password@` in any address, and `token@` on the web, where a bare name is not a user name.
+# `user:password@` in any address. On the web, also `token@`: a name without a password is a token there.
 _ADDRESS = re.compile(
     r"(?P<scheme>://)(?P<userinfo>[^\s/@:\"'<>]*:[^\s/\"'<>]+)@"
     r"|(?P<web>(?i:https?|ftps?)://)(?!git@)(?P<token>[^\s/@:\"'<>]+)@"

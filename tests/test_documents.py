@@ -360,3 +360,23 @@ json_values = st.recursive(
 @deterministic
 def test_json_in_lines_reads_back(value: Any) -> None:
     assert json.loads(documents.lines(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("BF16-mixed", "bf16-mixed"), ("fp16mixed", "fp16-mixed"), ("bf1", "bf16"), ("int8", None)],
+)
+def test_suggests_the_nearest_spelling(name: str, meant: str | None) -> None:
+    known = ("fp16-mixed", "bf16-mixed", "bf16")
+    assert documents.did_you_mean(name, known) == (f" Did you mean {meant!r}?" if meant else "")
+
+
+class Plan(Data):
+    one: int
+    two: int
+    three: int = 3
+
+
+def test_missing_fields_are_listed_together() -> None:
+    with pytest.raises(CaseError, match=r"^Plan: required, but missing: one, two; three: "):
+        Plan(three="x")  # type: ignore[call-arg]

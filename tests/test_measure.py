@@ -1,5 +1,6 @@
 import gzip
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from perfsuite import documents
 from perfsuite import measure as flow
 from perfsuite.case.case import Case
-from perfsuite.errors import ExtensionError, FileError
+from perfsuite.errors import FileError
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.script import Script
 from perfsuite.launch.arm import Arm
@@ -274,11 +275,14 @@ def test_checkpoints_are_removed_however_it_ends(tmp_path: Path, ended: type[Bas
     assert not RunDir(tmp_path).checkpoints.exists()
 
 
-def test_broken_package_metric_prevents_launches(tmp_path: Path, packages: Packages) -> None:
+def test_a_broken_metric_stops_no_launch(tmp_path: Path, packages: Packages) -> None:
+    def launch(job: Job, on_progress: OnProgress) -> None:
+        write_launch(job.run_dir.path, make_report(0), make_report(1))
+
     packages.install("extra-broken", "raise RuntimeError('no such GPU')", metrics="x = extra_broken:X")
-    with pytest.raises(ExtensionError, match=r"extra-broken 1\.5 .*RuntimeError: no such GPU.*pip uninstall"):
-        launch_once(CASE, MACHINE, tmp_path / "launch-1")
-    assert not RunDir(tmp_path / "launch-1").case.exists()
+    run = launch_once(CASE, MACHINE, tmp_path, Launching(launcher=Mock(launch=launch)))
+    assert run.failure is None
+    assert re.search(r"extra-broken 1\.5 .*RuntimeError: no such GPU.*pip uninstall", run.notes[-1])
 
 
 def test_figures_that_cannot_be_written_are_shown(tmp_path: Path) -> None:

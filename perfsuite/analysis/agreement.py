@@ -107,9 +107,10 @@ def clock_differs(reports: Sequence[RankReport]) -> str | None:
         uptime = report.uptime_s
         if uptime is not None and abs(uptime - took) > CLOCK_OFF * uptime + CLOCK_SLACK_S:
             return (
-                f"rank {report.rank}: according to its clock, training took {took:.2f} s, but according to "
-                f"the kernel's uptime {uptime:.2f} s. Something replaces the clock (libfaketime, a tool "
-                "that scales time), or the machine was suspended. The measured times cannot be used"
+                f"rank {report.rank}: according to its clock, training took {took:.2f} s, but it took "
+                f"{uptime:.2f} s according to the kernel's uptime. Something replaces the clock "
+                "(libfaketime, a tool that scales time), or the machine was suspended. The measured "
+                "times cannot be used"
             )
     return None
 
@@ -212,7 +213,7 @@ def not_checked(
 
 
 def claim_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
-    """Return a note that lists a case's claims about a script that its launch could not confirm."""
+    """Return a note that lists those claims of a script's case that the launch could not confirm."""
     observed = reports[0].observed
     if case.framework.promises.builds_model or observed is None:
         return ()
@@ -240,9 +241,8 @@ def _sample_notes(reports: Sequence[RankReport]) -> tuple[str, ...]:
     return (
         f"samples/s counts {claimed} samples a step (micro_batch x gradient_accumulation on "
         # pragma: no mutate [0] to [-1]: `data_parallel` is the same on all ranks
-        f"{seen[0].data_parallel} data-parallel ranks). In the second step, the model was called with "
-        f"{samples:.0f}, according to the first dimension of its input. Correct the case if these are "
-        "samples",
+        f"{seen[0].data_parallel} data-parallel ranks). In the second step, the first dimension of the "
+        f"model's inputs added up to {samples:.0f}. Correct the case if this is the number of samples",
     )
 
 
@@ -292,8 +292,8 @@ def hidden(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
     (`perfsuite.worker.counting.hidden`).
     """
     counts = [report.counts for report in reports if report.counts is not None]
-    if len(counts) < len(reports):
-        return ()  # missing counts are reported elsewhere
+    if len(counts) < len(reports):  # the other signs need the counts of all ranks
+        return hidden_in_ranks(reports)
     return (
         *hidden_in_ranks(reports),
         *_less_than_the_formula(reports, counts, case),
@@ -327,7 +327,7 @@ def _less_than_the_formula(
     if seen < OF_THE_FORMULA * takes:
         yield (
             f"only {seen:.4g} FLOP were counted in forward on all ranks, but according to the formula "
-            f"{flops.formula} it takes {takes:.4g}"
+            f"{flops.formula}, forward takes {takes:.4g}"
         )
 
 
@@ -353,6 +353,6 @@ def _less_than_the_gradients(
     if moved and is_each_step and sent < OF_THE_GRADIENTS * gradients:
         yield (
             f"the ranks train one model, whose gradients have {gradients:,} bytes, but the ranks were "
-            f"only seen to send {sent:,} bytes: gradients were exchanged without being counted, or all ranks "
+            f"seen to send only {sent:,} bytes: gradients were exchanged without being counted, or all ranks "
             "are given the same data"
         )

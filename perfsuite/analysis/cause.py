@@ -31,7 +31,8 @@ PEERS_SAY = (  # messages of gloo, NCCL, torch's store or launcher after another
 WATCHDOG_SAYS = "watchdog caught collective operation timeout"
 """Message of NCCL's process group when a collective exceeds the group's timeout."""
 KILLED = re.compile(r"SIGKILL|[Ss]ignal:? (9|Killed)|exit ?code:? -9")
-"""Matches messages about a killed process, from perfsuite's agent, torch's launcher and its `DataLoader`."""
+"""Matches messages about a killed process. They come from perfsuite's agent, or from torch's launcher or
+`DataLoader`."""
 ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)(: |$)")
 """Matches the line of a traceback that names the error. It does not match the lines of frames, which are
 indented, or the lines after the error, which are prose."""
@@ -59,7 +60,7 @@ def first_cause(
     hung = {at: line for at, line in lines if line is not None}
     causes = [cause for cause in by_ranks if not is_peer(cause)]
     for failure in silent:  # the watchdog aborts the process from a thread, so there is a log, but no report
-        # The ranks of a command write to their agent's log.
+        # Ranks that a command started write to their agent's log.
         logs = run_dir.all_agent_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]
         written = "\n".join([_text(failure), *map(_end, logs)])
         line = _watchdog_line(written)
@@ -81,7 +82,7 @@ def first_cause(
 
 
 def _behind(reports: Mapping[int, RankReport], case: Case) -> Failure | None:
-    """Return the failure of a rank that had steps left when another rank had taken all its steps and left."""
+    """Return the failure of a rank that had steps left, if another rank had already taken all its steps."""
     total = case.total_steps
     ahead = [rank for rank, report in reports.items() if len(report.step_s) == total]
     for rank, report in sorted(reports.items()) if ahead else ():

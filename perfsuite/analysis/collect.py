@@ -172,7 +172,7 @@ def _notes_on_the_end(ended: Sequence[Failure], failure: Failure | None) -> Iter
             else f"rank {late_failure.rank}: {late_failure.message}"
             for late_failure in ended
         ]
-        yield f"ended after its report was written: {', '.join(who)}"
+        yield f"processes failed after reporting: {', '.join(who)}"
     if failure is not None:
         yield f"every rank had reported, but the job did not end: {failure.message}"
 

@@ -94,7 +94,7 @@ def _stuck_calls(files: Mapping[int, CollectiveCallsFile]) -> list[_StuckCall]:
 
 
 def _stuck_call(of_ranks: Mapping[int, GroupCalls], files: Collection[int]) -> _StuckCall | None:
-    """Return the earliest call of a group that is open on any rank; None if all calls are done."""
+    """Return a group's earliest call that is still open on a rank; None if all calls are done."""
     open_numbers = [call.number for group in of_ranks.values() for call in group.calls if not call.is_done]
     if not open_numbers:
         return None

@@ -13,7 +13,7 @@ FOREIGN_MEMORY_BYTES = 256 * 2**20
 # Maximum share of the cores' time that other processes may use: on 2 cores, less than half of one core.
 FOREIGN_CPU_SHARE = 0.20
 HELD_BYTES = 2**30  # maximum GPU memory in use before a launch: desktops use less, stuck jobs more
-# Maximum seconds to wait until the GPUs' memory is free: drivers free it only after a process has ended.
+# Maximum seconds to wait until the GPUs' memory is free: GPU drivers free it only after a process has ended.
 FREE_S = 30.0
 STEAL_SHARE = 0.10  # maximum share of the cores' time that the hypervisor may take
 SETTINGS = ("power_limit_w", "sm_clock_limit_mhz", "sm_clock_set_mhz", "ecc", "persistence", "nvlinks")
@@ -144,7 +144,7 @@ def _few_cores(health: Health, whose: str) -> list[str]:
         return []
     left = (1 - health.foreign_cpu) * health.cores / ranks
     used = f"other processes used {health.foreign_cpu:.0%} of {whose}"
-    of_each = f"each of {ranks} ranks {left:.2g} of {health.cores} cores (at least 1 is healthy)"
+    of_each = f"each of {ranks} ranks {left:.2g} of {health.cores} cores (a rank needs at least 1)"
     return [] if left >= 1 else [f"{used}, which leaves {of_each}"]
 
 

@@ -153,7 +153,7 @@ def _computes(name: str) -> bool:
 
 
 def _split(spans: _Spans, begin: float, end: float, steps: int, *, on_gpu: bool) -> StepSplit:
-    """Split the time between `begin` and `end`. While waiting for data, a host is busy, but a GPU is not."""
+    """Split the time between `begin` and `end`. A CPU that waits for data is busy; a GPU is not."""
 
     def inside(ranges: Iterable[Span]) -> list[Span]:
         return within(union(ranges), begin, end)

@@ -96,7 +96,7 @@ class LoRA(Data):
 
     @model_serializer(mode="wrap")
     def _without_empty_patterns(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out empty patterns, because the older perfsuite of an arm might not know these fields."""
+        """Leave out empty patterns, because an arm can have an older perfsuite that lacks these fields."""
         fields = serialise(self)
         return {name: value for name, value in fields.items() if value or not name.endswith("_pattern")}
 
@@ -135,6 +135,14 @@ class KnownIssue(Data):
     """How a launch fails. A hang is a `timeout`."""
 
 
+def _find_by_name(model: Any) -> Any:
+    return find_model(model) if isinstance(model, str) else model
+
+
+def _as_tuple(hardware: Any) -> Any:
+    return (hardware,) if isinstance(hardware, str) else hardware
+
+
 class Case(Data):
     """One benchmark case. `case.replace(micro_batch=8)` returns a variant.
 
@@ -143,9 +151,7 @@ class Case(Data):
     tables), `sequence_length` is None and batches are in samples.
     """
 
-    model: Annotated[
-        Model, BeforeValidator(lambda value: find_model(value) if isinstance(value, str) else value)
-    ]
+    model: Annotated[Model, BeforeValidator(_find_by_name)]
     framework: Annotated[FrameworkOptions, BeforeValidator(parse), PlainSerializer(as_json)]
     sequence_length: Annotated[int, Field(ge=2, le=MOST, strict=True)] | None
     """Tokens per sequence. None: samples are counted instead of tokens, and speeds are in samples/s. Only
@@ -162,7 +168,7 @@ class Case(Data):
     quantization: Quantization = "none"
     """Format of the blocks' frozen weights: `4bit` (NF4, as in QLoRA) or `8bit` (LLM.int8). Needs `lora`."""
     topology: Topology
-    hardware: Annotated[tuple[str, ...], BeforeValidator(lambda one: (one,) if isinstance(one, str) else one)]
+    hardware: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
     """The hardware that the case is meant for: `"cpu"`, `"h100"`, `"a100-80gb"`, or several of these. The
     family of each becomes a pytest marker."""
     learning_rate: float = Field(default=1e-3, gt=0, le=1000, allow_inf_nan=False)
@@ -346,7 +352,7 @@ class CaseFile(Document):
     def as_json(self) -> str:
         """Return the JSON without fields that have their default values.
 
-        The older perfsuite of an arm can then read the file even if it does not know these fields.
+        An arm can have an older perfsuite, which can then read the file even if it lacks these fields.
         """
         fields = type(self).model_fields.items()
         usual = {name for name, field in fields if getattr(self, name) == field.default} - {"schema_version"}

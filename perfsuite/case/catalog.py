@@ -104,5 +104,6 @@ def find_model(name: str) -> Model:
         return MODELS[name]
     raise CaseError(
         f"unknown model {name!r}.{did_you_mean(name, MODELS)} Known: {', '.join(MODELS)}. "
-        "For another model, give Model.from_config('config.json', name=...)."
+        "For another model, give Model.from_config('config.json', name=...), or for a script only a name: "
+        f"Model.named({name!r})."
     )

@@ -104,7 +104,9 @@ def hardware_error(name: str) -> str | None:
     right = [lower] if name != lower and hardware_error(lower) is None else []
     hint = did_you_mean(lower, right, question)
     if family not in ACCELERATORS:
-        hint = hint or did_you_mean(family.lower(), ACCELERATORS, question)
+        hint = (
+            hint or did_you_mean(name, ACCELERATORS, question) or did_you_mean(family, ACCELERATORS, question)
+        )
         return f"{hint}begin with one of {', '.join(ACCELERATORS)}"
     if family == "cpu" or name == "gpu" or any(f"{kind}-".startswith(f"{name}-") for kind in classes):
         return None
@@ -133,7 +135,7 @@ AND = " + "  # separates the names of different devices in `Machine.device_name`
 
 
 class Machine(Data):
-    """A machine as the driver sees it."""
+    """A machine as seen by the process that launches cases on it."""
 
     device: Literal["cpu", "cuda"]
     device_name: str

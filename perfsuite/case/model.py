@@ -13,9 +13,13 @@ from perfsuite.errors import CaseError, FileError
 from perfsuite.inputs import files
 
 V = TypeVar("V")
-FrozenMapping = Annotated[
-    Mapping[str, V], AfterValidator(lambda value: MappingProxyType(dict(value))), PlainSerializer(dict)
-]
+
+
+def _frozen(value: Mapping[str, V]) -> Mapping[str, V]:
+    return MappingProxyType(dict(value))
+
+
+FrozenMapping = Annotated[Mapping[str, V], AfterValidator(_frozen), PlainSerializer(dict)]
 
 
 class Model(Data):

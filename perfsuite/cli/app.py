@@ -59,6 +59,7 @@ class _LazyCommands(Mapping[str, Any]):
 def _prepare(command: Any) -> None:
     """Change how a command, and each command below it, shows its help and reads its options."""
     _join_lines(command)
+    _name_values(command)
     _refuse_repeats(command)
     if not hasattr(command, "commands"):
         _refuse_unused(command)
@@ -69,6 +70,22 @@ def _prepare(command: Any) -> None:
 def _join_lines(command: Any) -> None:
     """Join the lines of each paragraph of a help text, which typer then wraps."""
     command.help = "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n")) or None
+
+
+def _name_values(command: Any) -> None:
+    """Show arguments in capital letters, and no type beside a flag, which takes no value."""
+    parameters_of = command.get_params
+
+    def get_params(ctx: Any) -> Any:
+        parameters = parameters_of(ctx)
+        for parameter in parameters:
+            if parameter.param_type_name == "argument":
+                parameter.metavar = parameter.metavar or parameter.name.upper()
+            elif parameter.is_flag:
+                parameter.metavar = ""
+        return parameters
+
+    command.get_params = get_params
 
 
 def _refuse_repeats(command: Any) -> None:
@@ -152,6 +169,7 @@ class _Commands(TyperGroup):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.commands = cast("MutableMapping[str, Any]", COMMANDS_BY_NAME)
+        _name_values(self)
         _refuse_repeats(self)
 
     def list_commands(self, ctx: Any) -> list[str]:

@@ -6,13 +6,11 @@ from typing import Annotated, TypeVar
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from perfsuite import documents
 from perfsuite.cli.shared import Hardware, Out, PytestOptions, Reason
 from perfsuite.cli.shared_options import Shared, shares
 from perfsuite.errors import CaseError, FileError, PerfsuiteError
-from perfsuite.inputs.git import commit_of, git
 from perfsuite.node.machine import detect
 from perfsuite.report import spans
 from perfsuite.report.console import console, plain_table, print_json, say
@@ -21,14 +19,15 @@ from perfsuite.report.terminal import spans_of, step_of
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.metric import TOKENS_PER_S
-from perfsuite.results.store import BaselineFiles, BaselineStore, Found, Store, is_there
+from perfsuite.results.store import BaselineFiles, BaselineStore, Found, Store
 from perfsuite.session.by_command import check_asked
 from perfsuite.session.past_nights import noise_of_class
 from perfsuite.session.review.accept import accept as write_accepted
 from perfsuite.session.review.accept import counted, measured
 from perfsuite.session.review.counts import COUNTS
 from perfsuite.session.review.refresh import refreshed
-from perfsuite.session.review.times import PROFILES, TIMES, B, Refused, Shown, profile_lines
+from perfsuite.session.review.since import changed_since
+from perfsuite.session.review.times import TIMES, Shown, profile_lines
 from perfsuite.session.setup import missing_baselines
 
 J = TypeVar("J", Baseline, CountBaseline)
@@ -134,55 +133,14 @@ def diff(
     shared: Shared,
 ) -> None:
     """Show the changes in the reviewed baselines since a git ref, as numbers instead of lines."""
-    root = Path(git("rev-parse", "--show-toplevel", cwd=Path()).strip())
-    commit = commit_of(ref, cwd=root)
-    store = BaselineStore(shared.baselines.resolve())
-    listed = git(
-        "diff", "--name-only", "--no-renames", "--ignore-submodules=dirty", commit, "--", str(store), cwd=root
-    )
-    listed += git("ls-files", "--others", "--exclude-standard", "--", str(store), cwd=root)
-    files = [root / name for name in sorted(set(listed.splitlines())) if name.endswith(".json")]
-    if not files and not shared.baselines.is_dir():
-        raise FileError(
-            f"--baselines {shared.baselines}: there is no such directory, and there was none at {ref}. Give "
-            "the directory of your reviewed baselines"
-        )
-    changes = list[tuple[Text, dict[str, object]]]()
-    for file in files:
-        if file.parent.parent == store.profiles.reviewed:
-            changes.append(_changed(PROFILES, store.profiles, ref, file, root))
-        elif file.parent.parent == store.counts.reviewed:
-            changes.append(_changed(COUNTS, store.counts, commit, file, root))
-        else:
-            changes.append(_changed(TIMES, store, ref, file, root))
+    changes = changed_since(ref, shared.baselines)
     if shared.as_json:
-        print_json([row for _, row in changes])
+        print_json([change.as_row() for change in changes])
         return
-    for text, _ in changes:
-        console().print(text)
+    for change in changes:
+        console().print(change.shown.before_after(change.before, change.now))
     if not changes:
         console().print(f"no baseline changed since {ref}")
-
-
-def _changed(
-    shown: Shown[B], files: BaselineFiles[B], ref: str, file: Path, root: Path
-) -> tuple[Text, dict[str, object]]:
-    """Return the changes in a baseline's file since a git ref, in words and as data."""
-    name = str(file.relative_to(root))
-    before = None
-    if git("ls-tree", "--name-only", "--full-tree", ref, "--", name, cwd=root).strip():
-        try:
-            content = documents.parse(git("show", f"{ref}:{name}", cwd=root))
-            before = files.kind.model_validate(content, context=documents.FROM_FILE)
-        except (ValueError, RecursionError) as error:
-            raise Refused(
-                f"{name} at {ref} is not a baseline that this perfsuite can read: {error}"
-            ) from None
-    now = documents.read(file, files.kind) if is_there(file) else None
-    row: dict[str, object] = {"file": name}
-    for key, document in (("before", before), ("now", now)):
-        row[key] = document and documents.plain(document)
-    return shown.before_after(before, now), row
 
 
 @app.command()
@@ -197,8 +155,8 @@ def accept(
     reason: Annotated[
         str | None,
         typer.Option(
-            help="Reason for accepting worse results, such as 'torch 2.14'. Required if they are worse than "
-            "the baseline."
+            help="Reason, such as 'torch 2.14', for accepting worse results. Required if results are worse "
+            "than the baseline."
         ),
     ] = None,
     another_machine: Annotated[bool, typer.Option("--another-machine", help=ANOTHER_MACHINE)] = False,
@@ -217,8 +175,8 @@ def accept(
 
     The launches of a case are taken from the newest session that measured the case. By default, only the
     hardware classes of the newest session are accepted. At least 5 launches must be healthy. `--sessions 3`
-    also accepts the launches of the two sessions before it, so that the baseline shows how much the results
-    of different days differ.
+    also accepts the launches of the two sessions before the newest one, so that the baseline shows how much
+    the results of different days differ.
     Launches whose settings differ from those of the newest launch are left out. The counts of the newest
     session, and its profile from `--perf-explain`, are also accepted. `--only-counts` accepts only counts:
     one launch is enough, on any machine, healthy or not. The exit status is 1 if a case was not accepted.
@@ -261,6 +219,6 @@ def refresh(
     """
     check_asked(hardware, shared.cases)
     if not reason.strip():
-        raise CaseError("--reason is empty: say why a baseline may change, such as 'torch 2.14'")
+        raise CaseError("--reason is empty: say why a baseline may change, for example 'torch 2.14'")
     if not refreshed(hardware, reason, pytest_options or (), out, shared.cases, shared.baselines):
         raise typer.Exit(2)

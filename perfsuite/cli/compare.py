@@ -1,6 +1,6 @@
 """`perfsuite compare`: compare two arms, like `pytest --perf-against` but without a test."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -32,12 +32,8 @@ from perfsuite.extensions import COMMANDS
 from perfsuite.launch.arm import Arm
 from perfsuite.report.console import say
 from perfsuite.report.progress import Progress
-from perfsuite.session.against_arm import AgainstArm, ByDryRuns, by_counts, by_times, resolved
-from perfsuite.session.by_command import UNDECIDED, fitting, measured, runnable, selected
-from perfsuite.session.case_changes import Selection, case_changes
-from perfsuite.session.record import Record
-from perfsuite.session.session import Session
-from perfsuite.session.setup import DryHost, Host, Setup
+from perfsuite.session.by_command import UNDECIDED
+from perfsuite.session.comparison import Comparison, is_decided
 
 
 @shares("cases", "store", "as_json")
@@ -72,68 +68,41 @@ def compare(
             "--dry and --inject cannot be combined, because a dry run only counts. Leave out one of them"
         )
     if interconnect is not None and not dry:
-        raise CaseError("--interconnect describes simulated machines. Add --dry, or leave it out")
+        raise CaseError("--interconnect describes simulated machines. Add --dry, or leave --interconnect out")
     check_way(dry=dry, counts=counts, of_times={"tolerance": tolerance, "max-pairs": max_pairs})
-    chosen = options(
-        store=shared.store,
-        counted_steps=counted_steps,
-        interconnect=interconnect,
-        tolerance=tolerance,
-        inject=inject,
-        wait_quiet=wait_quiet,
-        report=report_directory(out),
+    comparison = Comparison(
+        way="dry" if dry else "counts" if counts else "times",
+        against=against,
+        arm=arm,
+        options=options(
+            store=shared.store,
+            counted_steps=counted_steps,
+            interconnect=interconnect,
+            tolerance=tolerance,
+            inject=inject,
+            wait_quiet=wait_quiet,
+            report=report_directory(out),
+        ),
+        progress=Progress(line=say),
+        launcher=launcher_of(launcher),
+        consent=asks(yes=yes),
+        max_pairs=read("max-pairs", max_pairs),
     )
-    progress = Progress(line=say)
-    launches = launcher_of(launcher)
-    pairs = read("max-pairs", max_pairs)
-    if not case and k is None:
-        k = ""  # all cases of the directory
-    asked = selected(shared.cases, case, k)
-    host = DryHost() if dry else Host(launches, chosen.store)
-    # Check this before anything is installed for an arm.
-    if not runnable(host, asked, are_named=k is None):
-        setup = Setup(chosen, progress, host)
-        session = Session(ByDryRuns(setup) if dry else AgainstArm(setup))
-        fitting(session, asked)
-        measured(session, [], as_json=shared.as_json)
-        raise typer.Exit(UNDECIDED)
-    words = (("--against", against), ("--arm", arm))
-    arms = a, b = resolved(chosen, words, asks(yes=yes), driver=None if dry else host.machine.driver)
-    if dry or counts:
-        session = by_counts(chosen, progress, None if dry else launches, arms)
-    else:
-        session = by_times(chosen, progress, launches, arms, max_pairs=pairs)
-    if not dry:
-        session.setup.host = host  # this host has already examined the machine
-    fits = fitting(session, asked)
-    if session.record.skipped and k is None:
-        raise CaseError(f"{session.record.skipped[0].case_id}: {session.record.skipped[0].reason}")
-    progress.cases = len(fits)
-    selects = () if k is None else ("-k", k)
-    wanted = Selection(paths=(shared.cases,), words=selects, asked=k is not None, is_directory_of_cases=True)
-    changes, unknown = case_changes(arms, wanted, chosen.store)
-    session.record.case_changes = changes
-    session.record.cases_unknown = unknown
-    measured(session, fits, as_json=shared.as_json)
-    worse = [result for result in session.record.results if chosen.is_failing(result)]
+    session = comparison.measure(shared.cases, case, k, as_json=shared.as_json)
+    worse = [result for result in session.record.results if comparison.options.is_failing(result)]
     if worse:
-        if can_be_bisected(a, b, against, extensions.names(COMMANDS)):
+        if can_be_bisected(session.mode.arms, against, extensions.names(COMMANDS)):
             way = " --dry" if dry else " --counts" if counts else ""
             say(f"To find the commit: perfsuite bisect {worse[0].case_id} --good {against} --bad {arm}{way}")
         raise typer.Exit(1)
-    raise typer.Exit(0 if _is_decided(session.record) else UNDECIDED)
+    raise typer.Exit(0 if is_decided(session.record) else UNDECIDED)
 
 
-def can_be_bisected(a: Arm, b: Arm, against: str, installed: Collection[str]) -> bool:
+def can_be_bisected(arms: Sequence[Arm], against: str, installed: Collection[str]) -> bool:
     """Return whether the arms are two commits and nothing else, so that `perfsuite bisect` can help.
 
     `against` has the words of arm A. `installed` are the names of the commands.
     """
+    a, b = arms
     are_commits = a.commit is not None and b.commit is not None and a.commit != b.commit
     return are_commits and " " not in against and "bisect" in installed
-
-
-def _is_decided(record: Record) -> bool:
-    """Return whether every case of both arms was compared, with a clear verdict."""
-    is_clear = all(result.outcome in ("passed", "improved") for result in record.results)
-    return bool(record.results) and is_clear and record.has_all_cases

@@ -76,7 +76,7 @@ def expected_machine(marker: str | None, *, detect: Callable[[], Machine] = dete
     if error is not None:
         raise CaseError(f"--expect {marker}: {error}")
     detected = detect_cpu("not checked: --expect cpu") if marker == "cpu" else detect()
-    reason = why_not(detected, marker)
-    if reason is not None:
-        raise CaseError(f"no {marker} here: {reason}" + (f"; {detected.note}" if detected.note else ""))
+    if why_not(detected, marker) is not None:
+        note = f"; {detected.note}" if detected.note else ""
+        raise CaseError(f"--expect {marker}: this machine is {detected.hardware_class}{note}")
     return detected

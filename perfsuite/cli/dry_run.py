@@ -28,7 +28,7 @@ def dry_run(
     interconnect: Interconnect = None,
     shared: Shared,
 ) -> None:
-    """Without the case's hardware, show the work of a step at full size, and whether it fits into memory.
+    """Show the work of a step at full size, and whether training fits into memory. This needs no GPU.
 
     The exit status is 1 if counts are worse than in their baseline, or if a dry run fails. It is 2 if a case
     was refused, and 3 if no case was run dry or if a case could not be judged.

@@ -25,7 +25,7 @@ def report(
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[RESULTS.json]...",
+            metavar="RESULTS.json",
             help="Results of one or more sessions (default: the newest in the store).",
         ),
     ] = None,
@@ -57,8 +57,10 @@ def report(
 def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
     out = console()
     for session in sessions:
-        for name, value in summary.provenance(session).items():
-            out.print(f"{name:<12}{value}")
+        origin = summary.provenance(session)
+        width = max(map(len, origin)) + 2
+        for name, value in origin.items():
+            out.print(f"{name:<{width}}{value}")
         interruption = summary.interruption(session)
         if interruption is not None:
             out.print(interruption)
@@ -73,8 +75,8 @@ def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
         for note in (*summary.machine_notes(session.results), *session.waivers):
             out.print(f"note: {note}")
         if session.results:
-            width = max(out.width, 80) if out.is_terminal else None
-            typer.echo(table(session.results, color=out.is_terminal, width=width))
+            columns = max(out.width, 80) if out.is_terminal else None
+            typer.echo(table(session.results, color=out.is_terminal, width=columns))
             out.print()
         for sentence in common_change.sentences(session.results, session.reference):
             out.print("\n".join([*wrapped(sentence, indent=""), ""]))

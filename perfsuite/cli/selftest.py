@@ -1,4 +1,7 @@
-"""`perfsuite selftest`: check that the gate catches every fault. Counts must show structural faults."""
+"""`perfsuite selftest`: check that the gate catches every fault.
+
+Faults that change the work of a step must be found in its counts.
+"""
 
 from collections.abc import Iterable, Iterator
 from itertools import chain

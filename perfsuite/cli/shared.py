@@ -44,7 +44,7 @@ def tolerance(text: str) -> float:
         raise typer.BadParameter(f"{text!r}, expected {error}") from None
 
 
-Ids = Annotated[list[str] | None, typer.Argument(metavar="[CASE]...", help="Case ids.")]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="CASE", help="Case ids.")]
 Expression = Annotated[
     str | None, typer.Option("-k", help="Select the cases with a pytest -k expression instead of ids.")
 ]
@@ -52,7 +52,7 @@ Hardware = Annotated[str, typer.Option(help="Hardware marker of the cases, such 
 PytestOptions = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[-- PYTEST OPTIONS]...", help="More pytest options, which override those of this command."
+        metavar="-- PYTEST OPTIONS", help="More pytest options, which override those of this command."
     ),
 ]
 Tolerance = Annotated[

@@ -1,1 +1,1 @@
-"""Check a machine and the gate itself. Each module has the checks of one subject."""
+"""Check a machine, and test the gate with injected faults. Each module has the checks of one subject."""

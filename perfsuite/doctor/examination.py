@@ -21,7 +21,7 @@ def examine(
     probe: Callable[..., DoctorFile | Row] = torch_checks.probe,
     launch: Callable[[Machine, Callable[[str], None]], list[Row]] = launch_rows,
 ) -> list[Row]:
-    """Run all checks of a machine, which can take minutes. `say` is called to report progress.
+    """Run all checks of a machine. This can take minutes. `say` is called to report progress.
 
     `neighbours` looks for other users of the machine. `probe` tries torch in another process, and `launch`
     makes the launches.

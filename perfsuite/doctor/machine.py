@@ -25,7 +25,7 @@ SHARED_MEMORY_ADVICE = (
 
 
 def machine_rows(machine: Machine) -> list[Row]:
-    """Describe the machine, unknown facts about it, and the markers that select cases here."""
+    """Describe the machine, name unknown facts about it, and list the markers that select cases here."""
     devices = "GPUs" if machine.device == "cuda" else "cores"
     parts = (f"{machine.devices} {devices}", machine.device_name, f"{machine.memory_bytes / 2**30:.0f} GiB")
     rows = [passed("machine", f"{machine.hardware_class}: {', '.join(parts)}")]
@@ -41,7 +41,9 @@ def machine_rows(machine: Machine) -> list[Row]:
     here = [f"-m {name}" for name in ACCELERATORS if why_not(machine, name) is None]
     return [
         *rows,
-        passed("cases run here", f"{', '.join(here)} (to see why another does not: --expect MARKER)"),
+        passed(
+            "cases run here", f"{', '.join(here)} (to see why another marker selects none: --expect MARKER)"
+        ),
     ]
 
 

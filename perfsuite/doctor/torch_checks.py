@@ -39,7 +39,9 @@ def probe(machine: Machine, *, quick: bool) -> DoctorFile | Row:
         missing = missing_package("transformers")
         if missing is not None:
             return unknown(
-                "torch", f"to check it, {missing}", "run the command above, then perfsuite doctor again"
+                "torch",
+                f"the check cannot run: {missing}",
+                "run the command above, then perfsuite doctor again",
             )
     with tempfile.TemporaryDirectory(prefix="perfsuite-doctor-") as directory:
         file = Path(directory) / "probe.json"
@@ -56,7 +58,7 @@ def probe(machine: Machine, *, quick: bool) -> DoctorFile | Row:
             said = (ended.stderr.strip().splitlines() or [f"it ended with status {ended.returncode}"])[-1]
     return failed(
         "torch",
-        f"a process that imports torch and trains failed: {said}",
+        f"the process that tries torch failed: {said}",
         f"run it yourself: {' '.join(words[:3])} /tmp/probe.json {machine.device}",
     )
 

@@ -20,8 +20,8 @@ The model follows c10/cuda/CUDACachingAllocator.cpp of torch 2.13 with the defau
   stream (`insert_events`). The block can be neither used nor merged until an allocation finds that the event
   is done (`process_events`).
 - `release_cached_blocks`: emptying the cache waits for all events and returns the segments in which no block
-  is used. With expandable segments, only the pages at the end of each segment are returned, although torch
-  returns all free pages.
+  is used. With expandable segments, torch returns all free pages. The model deviates from this rule: it
+  returns only the free pages at the end of each segment.
 
 A segment also leaves the cache if CUDA is out of memory or if `garbage_collection_threshold` is set. This is
 not modelled. CUDA graphs and user-defined memory pools are not modelled either.
@@ -253,11 +253,11 @@ def _rounded(size: int, unit: int) -> int:
 
 
 EventsEnd = Literal["when awaited", "at the end of the step"]
-"""When the events of freed blocks are done. A dry run does not know how fast the GPU works.
+"""The time at which the events of freed blocks are done. A dry run does not know how fast the GPU works.
 
 `when awaited`: when the host has waited for the work that the event marks, or at the end of the step. The
-host is as far ahead of the GPU as it can be. `at the end of the step`: all events are done only then, even if
-the host has waited earlier.
+host is then as far ahead of the GPU as it can be. `at the end of the step`: all events are done only then,
+even if the host has waited earlier.
 """
 
 

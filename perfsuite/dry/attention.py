@@ -107,7 +107,7 @@ def _composed(
 ) -> Any:
     """Compute attention without a fused kernel.
 
-    Torch's own function is avoided, because in a build for CUDA it asks the driver which kernel to use.
+    Torch's own function is avoided. In a build for CUDA, it asks NVIDIA's driver which kernel to use.
     """
     if mask is not None and mask.dtype == torch.bool:
         zero = torch.scalar_tensor(0.0, dtype=query.dtype, device=mask.device)

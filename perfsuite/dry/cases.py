@@ -14,6 +14,7 @@ from perfsuite.case.case import Case, CaseList
 from perfsuite.errors import CaseError
 from perfsuite.launch.arm import HERE, Arm
 from perfsuite.node.processes import captured
+from perfsuite.report.text import plural
 
 COLLECT_S = 900  # maximum number of seconds in which pytest must collect the cases
 NO_TESTS_COLLECTED = 5  # pytest's exit status for an empty selection
@@ -27,7 +28,11 @@ def by_id(directory: Path, ids: Sequence[str]) -> list[Case]:
     for case_id in ids:
         if case_id not in cases:
             near = get_close_matches(case_id, cases, n=3, cutoff=0.4)
-            hint = f"Did you mean {' or '.join(near)}?" if near else f"There are {len(cases)} cases."
+            hint = (
+                f"Did you mean {' or '.join(near)}?"
+                if near
+                else f"The directory has {plural(len(cases), 'case')}."
+            )
             raise CaseError(
                 f"no case in {directory} is called {case_id!r}. {hint} (-k selects cases by a part of the id)"
             )

@@ -20,8 +20,8 @@ from perfsuite.frameworks.common.private import current_dispatch_mode_stack, dis
 from perfsuite.results.counts import Compiled, Counts
 
 GRAPHS_AS_OPERATORS = (
-    "torch.compile generated no kernels: graphs, FLOPs, collectives and tensors saved for backward are those "
-    "of its partitioned graphs, and {} are unknown"
+    "torch.compile generated no kernels: graphs, FLOPs, collectives and tensors saved for backward were "
+    "counted in its partitioned graphs, and {} are unknown"
 )
 OTHER_BACKEND = "torch.compile used a backend other than inductor: its kernels are unknown"
 UNKNOWN_OF_ALL = ("kernels", "fusion")
@@ -31,18 +31,18 @@ OPTIONS_OF_AUTOTUNING = frozenset({
 EXPLANATION = "Explanation:"  # start of the line in dynamo's messages that says why a graph breaks
 OPTION_OF_CUDA_GRAPHS = "triton.cudagraphs"
 NOT_ON_FAKE_TENSORS: Mapping[str, Any] = {
-    # Starts processes that compile kernels.
+    # With more threads, inductor would start processes that compile kernels.
     "compile_threads": 1,
-    # Measures matrix products on the device, to decide whether to pad them.
+    # If true, inductor measures matrix products on the device, to decide whether to pad them.
     "shape_padding": False,
-    # Computes constants in graphs, as real tensors on the device.
+    # If true, inductor computes constants in graphs, as real tensors on the device.
     "joint_graph_constant_folding": False,
 }
 """Inductor's options that a dry run needs."""
 
 
 class Compilation:
-    """The use of torch.compile in this process. Create it before torch's functions are replaced."""
+    """The use of torch.compile in this process. Create the object before torch's functions are replaced."""
 
     def __init__(self) -> None:
         self._unknown = dict[str, None]()  # what is unknown about the compiled code, in order
@@ -158,7 +158,7 @@ def _as_operators(graph: Any, inputs: Any, **_: Any) -> Any:
     # tensors early.
     @functools.wraps(call)
     def run(arguments: Any) -> Any:
-        # Kernels that inductor generates would make fewer Python calls, so these are not counted.
+        # Generated kernels would need fewer Python calls, so the Python calls here are not counted.
         counters = [mode for mode in current_dispatch_mode_stack() if hasattr(mode, "end_step")]
         return counters[0].python.unseen(call, arguments) if counters else call(arguments)
 

@@ -1,9 +1,9 @@
-"""Keep the few numbers that a script moves to the device, so that it can read its decisions. Imports torch.
+"""Keep the few numbers that a script moves to the device, so that the script can read them. Imports torch.
 
-A fake tensor has no values. But libraries let ranks decide together with tensors on the device. Lightning's
-Trainer, for example, broadcasts a flag before each step, and ends the training if it reads 1. This module
-follows such numbers through operators and collectives, as if all ranks had the same numbers. It does not see
-changes through `tensor.data`.
+A fake tensor has no values. But libraries use tensors on the device to let all ranks decide together.
+Lightning's Trainer, for example, broadcasts a flag before each step, and ends the training if it reads 1.
+This module follows such numbers through operators and collectives, as if all ranks had the same numbers. It
+does not see changes through `tensor.data`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Numbers:
     """The values of a fake tensor, until an operator changes the tensor in place."""
 
     values: Tensor  # a real tensor on the CPU
-    changes: int  # number of times that the fake tensor was changed in place before
+    changes: int  # in-place changes of the fake tensor when the values were recorded
 
 
 _NUMBERS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()

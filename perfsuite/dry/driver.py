@@ -167,7 +167,7 @@ def _report(
         return documents.read(run_dir.rank(rank), RankReport)
     except FileError:
         kind: FailureKind = "crash"
-        ended = f"it ended with exit code {code}"
+        ended = f"the process ended with exit code {code}"
         if code is None and stop.is_set():
             kind = "cancelled"
             ended = "the dry run was stopped"

@@ -17,9 +17,9 @@ from perfsuite.errors import DryRunError
 SOURCE = Path(__file__).with_name("guard.cpp")
 COMPILER = "g++"
 DRIVER = "libcuda.so.1"
-"""The guard's name for the dynamic linker: the name of NVIDIA's driver. A library that loads the driver by
-this name gets the guard, which has none of the driver's functions. CUDA's runtime then behaves as on a
-machine without a driver."""
+"""The name under which the dynamic linker knows the guard. It is the name of NVIDIA's driver, so a library
+that loads the driver by this name gets the guard, which has none of the driver's functions. CUDA's runtime
+then behaves as on a machine without a driver."""
 BUILD_S = 300  # maximum duration of a build in seconds; a build usually takes 3 to 10
 
 
@@ -74,7 +74,7 @@ def refuse_driver() -> None:
 def build(file: Path, *, source: Path = SOURCE, driver: str = DRIVER) -> None:
     """Compile `source` and move the library to `file`. Raises `DryRunError` with the compiler's output.
 
-    `driver` is the name of the library for the dynamic linker.
+    `driver` is the name under which the dynamic linker will know the library.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Choose the machine that a dry run simulates and the ranks to run, and refuse cases that cannot run dry.
+"""Choose the machine to simulate and the ranks to run, and refuse cases that cannot run dry.
 
 Does not import torch.
 """

@@ -188,7 +188,7 @@ class DryRank:
 
     @contextlib.contextmanager
     def _later_steps_may_fail(self) -> Iterator[None]:
-        """Catch an error that follows the reported step. `_cut_short` reports the error as the reason."""
+        """Catch an error that follows the reported step. `_cut_short` says that it ended the training."""
         try:
             yield
         except Exception as error:

@@ -59,7 +59,7 @@ class DryScript(DryRank):
     _observer: Observer  # set by the first step
     _search: Search  # set before the script begins
     _spans: Spans  # set before the script begins
-    # The error that ended the script. The script might catch an error that is raised in a hook.
+    # The error that ended the script. It is kept here, because the script might catch an error from a hook.
     _refused: Exception | None = None
 
     def _pretend(self) -> None:
@@ -314,7 +314,7 @@ def _skip(name: str, *args: Any, **kwargs: Any) -> None:
 
 
 def _onto_cpu(load: Any) -> Any:
-    """Wrap `torch.load`: load onto the CPU where a function would choose the devices.
+    """Wrap `torch.load`: if `map_location` is a function, load onto the CPU instead of calling the function.
 
     Fake tensors support no such function, and most of these functions choose the CPU.
     """

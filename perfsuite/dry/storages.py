@@ -1,4 +1,4 @@
-"""Record in the log of a simulated GPU when its storages get, use and lose memory. Imports torch."""
+"""Record in the log of a simulated GPU when storages are allocated, used and freed. Imports torch."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ class Storages(TorchDispatchMode):
 def recorded(log: DeviceLog) -> Iterator[None]:
     """Record storages in the `with` block. Enter it once in a process, inside of the fake tensor mode.
 
-    Resizes and calls of `record_stream` are recorded by replacing these functions, because no dispatch mode
-    sees such calls for fake tensors.
+    `resize_` and `record_stream` are replaced with functions that record, because no dispatch mode sees calls
+    of these two for fake tensors.
     """
     storages = Storages(log)
 

@@ -1,4 +1,4 @@
-"""Replace the values that fake tensors lack, and simulate the other ranks. Worker side; imports torch."""
+"""Provide values that fake tensors lack, and simulate the other ranks. Worker side; imports torch."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def _parameter_of_its_class(new: Any) -> Any:
 
 
 def let_masks_be_skipped(transformers: Any) -> None:
-    """Keep transformers from mistaking fake tensors for tracing.
+    """Keep transformers from taking fake tensors as a sign of tracing.
 
     While tracing, transformers creates full masks, with which no fused attention runs. Since version 5,
     transformers uses `is_fake_tensor` as a test for tracing. Earlier versions (seen in 4.50 to 4.57) do not
@@ -320,7 +320,10 @@ def _deepcopy(self: Any, memo: Any) -> Any:
 
 
 def _of_tensors(tensor: Any) -> Any:
-    """Let `torch.tensor` accept lists of fake tensors, whose values it reads without an operator."""
+    """Let `torch.tensor` accept lists of fake tensors.
+
+    Torch reads the values in such a list without an operator, so no dispatch mode could provide them.
+    """
 
     def answered(data: Any) -> Any:
         if isinstance(data, list | tuple):

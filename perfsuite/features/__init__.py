@@ -1,1 +1,1 @@
-"""Features that the rest of perfsuite does not need. A folder has an engine and the commands that use it."""
+"""Features that the rest of perfsuite does not need. Each has an engine and the commands that use it."""

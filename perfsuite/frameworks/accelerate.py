@@ -1,4 +1,4 @@
-"""Hugging Face accelerate: DDP, FSDP1 and FSDP2 with `Accelerator`, or with the user's own YAML file."""
+"""Hugging Face accelerate: DDP, FSDP1 and FSDP2, configured with options or with the user's own YAML file."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Accelerate(ByAccelerate):
         if fsdp is not None and fsdp.fsdp_version == 2:
             return self._degrees.unsupported(case, machine)
         if case.topology.world_size < 2:
-            return "on 1 process, accelerate does not use DDP and FSDP1 does not shard: give at least 2"
+            return "with 1 process, accelerate uses no DDP, and FSDP1 shards nothing: give at least 2"
         if fsdp is not None and fsdp.sharding.startswith("HYBRID"):
             return sharding.hybrid_within_nodes_unsupported(fsdp.sharding, case, machine)
         return None

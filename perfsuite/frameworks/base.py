@@ -50,6 +50,10 @@ class StepClock(Protocol):
         """Spend this time in the running step. A simulated clock only advances its time."""
 
 
+def _reports_no_speed() -> None:
+    """Return None, as a library does that reports no tokens/s."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """A training job that is ready to run, as returned by `Framework.build`."""
@@ -59,13 +63,13 @@ class Workload:
     or a 0-d tensor. The tensor stays on the device, because reading it inside a step would synchronise."""
     data_parallel: int  # the number of ranks (from 1 to the world size) that see different data
     model: Any = None
-    """The wrapped model. None if the library wraps the model in `run`. The worker then looks for the module
-    that owns the parameters of the first optimizer that steps."""
+    """The wrapped model. None if the library wraps the model only when `run` is called. The worker then looks
+    for the module that owns the parameters of the first optimizer that steps."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Settings that only this framework knows, such as forced options or patches. They are recorded in
     `Observed.settings`."""
-    # Returns the tokens/s over all ranks that the library itself reports. It is called after `run`.
-    own_tokens_per_s: Callable[[], float | None] = lambda: None
+    # Returns the tokens/s that the library itself reports, over all ranks. It is called after `run`.
+    own_tokens_per_s: Callable[[], float | None] = _reports_no_speed
     flops: Flops | None = None  # FLOPs from the library's own formula, if the library builds the model
     notes: tuple[str, ...] = ()  # notes for the reader of a dry run
     # Returns the peak memory. None: the worker measures the peak memory of this process.
@@ -99,10 +103,10 @@ class LaunchPlan:
     process_group: Literal["eager", "lazy", "library"] = "eager"
     """Who creates the default process group, and when NCCL connects its ranks.
 
-    `eager`: the worker creates it. NCCL connects all ranks at once, and splits that communicator for each
-    further group. `lazy`: the worker creates it, and ranks connect on first use. Training that uses unbatched
-    send and recv needs `lazy`, because an eager group serialises these with all its other operations.
-    `library`: `build` creates it.
+    `eager`: the worker creates it. NCCL connects all ranks at once in one communicator, and splits this
+    communicator for each further group. `lazy`: the worker creates it, and ranks connect on first use.
+    Training that uses unbatched send and recv needs `lazy`, because an eager group serialises these with all
+    its other operations. `library`: `build` creates it.
     """
     clock: Literal["torch", "framework"] = "torch"
     """What ends a training step.
@@ -115,13 +119,17 @@ class LaunchPlan:
     needs_torch: bool = True
 
 
+def _replaces_nothing() -> None:
+    """Replace no function, because all functions work on fake tensors."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DryPlan:
     """How to do a dry run of a case: build and train it on fake tensors, in one process (`perfsuite.dry`)."""
 
     impossible: str | None = None  # why no dry run of this case is possible; None if one is possible
-    pretend: Callable[[], None] = lambda: None
-    """Replaces functions that fail on fake tensors, using `perfsuite.frameworks.common.patches`. The process
+    pretend: Callable[[], None] = _replaces_nothing
+    """Uses `perfsuite.frameworks.common.patches` to replace functions that fail on fake tensors. The process
     of the dry run calls it after `load`. It raises `DryRunError` if a function no longer exists."""
     ranks_differ: bool = False  # whether ranks do different work by design, like the stages of a pipeline
     # Whether each rank holds the whole model before it is sharded. The whole model must then fit in memory.
@@ -141,7 +149,7 @@ class Engine:
     step: ClassVar[str]
     """The name of the method that takes one training step. It must be called in every step."""
     not_dry: ClassVar[str | None] = None
-    """Why no dry run of a script that creates an engine is possible. None if it is possible."""
+    """Why a script that creates an engine cannot be run dry. None if it can."""
 
     def optimizers(self, engine: Any) -> Sequence[Any]:
         """Return the optimizers that an engine steps: its own wrappers and the torch optimizers in them."""
@@ -187,7 +195,7 @@ class Framework(FrameworkOptions):
     """
 
     library: ClassVar[Library | None] = None
-    """Facts about the library that ranks need. The library's Python module has the same name as this
+    """The facts that ranks need about the library. The library's Python module has the same name as this
     framework. Ranks use these facts whenever the module has been imported, even by a user's script."""
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
@@ -288,5 +296,5 @@ def require(*packages: str, purpose: str) -> None:
         raise PackageError(f"{purpose}: {missing}")
 
 
-# If the driver has not ended a rank at `timeout_s`, NCCL's watchdog ends it this many seconds later.
+# If perfsuite has not ended a rank at `timeout_s`, NCCL's watchdog ends the rank this many seconds later.
 NCCL_AFTER_S = 60

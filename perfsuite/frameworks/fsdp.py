@@ -24,7 +24,7 @@ class FSDP(Framework):
     """For HYBRID_SHARD: number of ranks in a group. The ranks of a group shard one replica of the model.
     None: the ranks of one node are a group."""
     backward_prefetch: sharding.Prefetch = "BACKWARD_PRE"
-    """When backward gathers the parameters of the next block."""
+    """Sets when backward gathers the parameters of the next block."""
     cpu_offload: bool = False
     """Keep parameters, gradients and optimizer state in host memory."""
     sync_each_micro_batch: bool = True

@@ -56,7 +56,7 @@ class Script(Framework):
     module: str | None = Field(default=None, min_length=1)
     """A Python module, which runs as `python -m MODULE ARGUMENTS`, also once per rank."""
     command: tuple[Text, ...] | None = Field(default=None, min_length=1)
-    """A command that starts its own ranks, as separate words: `("torchrun", "--nproc-per-node=2",
+    """A command that starts its own ranks. Give separate words: `("torchrun", "--nproc-per-node=2",
     "train.py")`. The directory of the Python that runs pytest comes first on the command's PATH."""
     arguments: tuple[Text, ...] = ()
     cwd: Text = "."
@@ -92,7 +92,7 @@ class Script(Framework):
     replicas: Literal["agree", "differ"] = "agree"
     """`agree`: parameters that are not sharded must be equal on all data-parallel ranks after the last step.
     `differ`: these parameters are not compared. Use `differ` if experts differ between ranks, or if replicas
-    are averaged only from time to time. With both values, at least one collective must run."""
+    are averaged only from time to time. With either value, at least one collective must run."""
 
     @field_validator("command", "arguments", mode="before")
     @classmethod
@@ -109,7 +109,7 @@ class Script(Framework):
                 f"{loader!r}",
                 loader,
                 example="train:get_batch",
-                advice="Name a function or class that gives the training its batches, and its module",
+                advice="Give the module and the name of a function or class that provides the batches",
             )
         return loader
 
@@ -231,7 +231,7 @@ class Script(Framework):
             return None
         here = Path(self.path)
         in_cwd = Path(self.cwd, self.path)
-        with contextlib.suppress(OSError):  # such as a name that is too long. `check` reports the error
+        with contextlib.suppress(OSError):  # for example, the name is too long. `check` reports it
             if here.exists() and in_cwd.exists() and not here.samefile(in_cwd):
                 raise CaseError(
                     f"path={self.path!r} is a file in {Path.cwd()} and a different file in cwd={self.cwd!r}. "
@@ -282,7 +282,7 @@ class Script(Framework):
 
 
 def _check_module_and_name(shown: str, text: str, *, example: str, advice: str) -> None:
-    """Raise `ValueError` if `text` is not of the form `module:name`. The message calls the value `shown`."""
+    """Raise `ValueError` if `text` is not of the form `module:name`. `shown` is the text for messages."""
     if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text) is None:
         raise ValueError(f"{shown} is not of the form module:name, such as {example!r}. {advice}")
     module, _, name = text.partition(":")

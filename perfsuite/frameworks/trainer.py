@@ -79,7 +79,7 @@ class Trainer(ByAccelerate):
         if reason:
             return reason
         if case.activation_checkpointing == "selective-op":
-            return "the Trainer recomputes whole blocks only (none, full, every-N), not 'selective-op'"
+            return "the Trainer recomputes whole blocks only: give none, full or every-N, not 'selective-op'"
         if case.topology.world_size < 2:
             return "the Trainer does not wrap the model on 1 process: give at least 2"
         if "offload" in self.fsdp.split():

@@ -65,9 +65,9 @@ _RUNS_A_PROGRAM = {
     r"diff\.(external|.*\.(command|textconv))": "",
     r"hook\..*\.command": "true",
 }
-"""Pattern of git settings that can make even a command that only reads (`READS`) run a program -> the value
-that is used instead of the repository's. If the user has also set such a setting, the user's value is used
-instead."""
+"""Pattern of settings -> the value that is used instead of the repository's. With these settings, git can run
+a program even in a command that only reads (`READS`). If the user has also set such a setting, the user's
+value is used instead."""
 _PROTOCOLS = "http:https"
 """Protocols with which git can fetch the missing parts of a partial clone. With other protocols, git could
 run a program that the repository names."""
@@ -273,7 +273,8 @@ def revision(directory: Path) -> Revision:
         is_inside = _top(here) is not None
         workspace = os.environ.get("GITHUB_WORKSPACE")
         if workspace and not is_inside and here.is_relative_to(Path(workspace).resolve()):
-            return Revision(os.environ.get("GITHUB_SHA"), False)  # an image without git gets no .git
+            # If the image of a job has no git, GitHub's checkout has no .git.
+            return Revision(os.environ.get("GITHUB_SHA"), False)
         return Revision(None, False, str(error) if is_inside else None)
     commit = next(line.split()[2] for line in lines if line.startswith("# branch.oid "))
     if commit == "(initial)":

@@ -56,9 +56,10 @@ class Setting:
         return self.help + (f" (default: {self.default})" if self.default else "")
 
     def read(self, spelled: str, value: str | bool | list[str] | None) -> Any:
-        """Parse a value. Raises `CaseError` if it is wrong. The message names the setting as `spelled`.
+        """Parse a value. Raises `CaseError` if it is wrong.
 
-        A list, which is possible in TOML, is read as the words of a shell command.
+        `spelled` is the name of the setting in the message. A list, which is possible in TOML, is read as the
+        words of a shell command.
         """
         if self.is_flag:
             is_given = str(value or "").lower() not in OFF

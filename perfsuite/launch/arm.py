@@ -8,7 +8,7 @@ An arm is written as words that are separated by spaces, as in a shell. Each wor
     image:ghcr.io/me/it:1   `python` in a container image that has perfsuite installed
     main, v1.2, 0123abc     a branch, tag or commit of the repository; launches run in a worktree of it
     main:requirements.lock  such a commit, with the packages in this file of the commit (or a uv.lock)
-    accelerate==1.10.0      a release of a package, with the dependencies that it needs in other versions
+    accelerate==1.10.0      a release of a package, with each dependency that must be added or changed for it
     requirements.txt        the packages in this file, installed in the same way (or a uv.lock)
 
 For example, `main NCCL_ALGO=Ring` is the branch main with one variable set.
@@ -50,7 +50,7 @@ _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(?!=)(.*)", re.DOTALL)
 _VERSION = re.compile(r"[=<>~!]*v?\d[\w.+*!-]*|nightly|latest|stable|dev", re.IGNORECASE)
 """Matches what a user can mean as the version of a package."""
 _CERTAIN_VERSION = re.compile(r"[=<>~!]*v?\d+\.\d+\.\d[\w.+*!-]*")
-"""Matches what is hardly ever the value of a variable, such as `0.18.0`."""
+"""Matches text that is hardly ever the value of a variable, such as the version `0.18.0`."""
 RELEASE = re.compile(r"[A-Za-z0-9][\w.-]*==[\w.!+-]+")
 
 
@@ -254,7 +254,7 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path, installin
 def _is_package(name: str) -> bool:
     """Return whether a package of this environment has this name.
 
-    A name in capitals alone is taken as that of a variable, although pip ignores the case of names.
+    A name that is all capitals is taken as the name of a variable, although pip ignores the case of names.
     """
     try:
         importlib.metadata.version(name)

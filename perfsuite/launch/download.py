@@ -1,4 +1,4 @@
-"""Plan the download of packages, and ask the user for consent with their names, versions and sizes."""
+"""Plan the download of packages, and ask for consent. The user sees names, versions and sizes."""
 
 import http.client
 import re

@@ -68,11 +68,16 @@ def started(
             process.stdin.close()
 
 
+def never_broken() -> bool:
+    """Return False, for a job whose only agent is the command itself. Its end is noticed in any case."""
+    return False
+
+
 def drive(
     job: Job,
     process: subprocess.Popen[bytes],
     on_progress: OnProgress,
-    is_broken: Callable[[], bool] = lambda: False,
+    is_broken: Callable[[], bool] = never_broken,
     *,
     hang: HangDetector | None = None,
     reports_s: float = REPORTS_S,
@@ -82,7 +87,8 @@ def drive(
 
     If the job had to be ended, each rank has written its stacks, and each agent has written the health of its
     node. If an agent died (`is_broken`), this function returns at once, and the launcher ends the job. `hang`
-    decides whether the job hangs.
+    decides whether the job hangs. Every `reports_s` seconds (1 by default), this function looks for new
+    reports of ranks. Agents have `end_s` seconds (25 by default) to end the job.
     """
     with Beats(job.run_dir.lease) as beats:
         failure = _watch(job, process, on_progress, is_broken, hang or HangDetector(), reports_s)
@@ -132,7 +138,7 @@ def _watch(
 
 
 def prepare(run_dir: RunDir) -> None:
-    """Create the files that nodes wait for, because a node sees changes of a file earlier than a new file.
+    """Create the files that nodes wait for, because a node sees a change to a file earlier than a new file.
 
     Locks of builds that an earlier launch did not finish are removed, because torch would wait for them
     forever. Raises `FileError` if a file cannot be written.

@@ -122,8 +122,8 @@ def locked(directory: Path) -> Iterator[None]:
     directory.parent.mkdir(parents=True, exist_ok=True)
     with directory.with_name(f"{directory.name}.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        # If this process is killed, its pip keeps the lock until it has ended. Otherwise it would still write
-        # into the directory while the next command fills it.
+        # If this process is killed, its pip keeps the lock until pip has ended. Otherwise, pip would still
+        # write into the directory while the next command fills it.
         os.set_inheritable(held.fileno(), True)
         yield
 

@@ -144,7 +144,7 @@ def _version(file: str) -> str:
 
 
 def _explain(error: InstallerError, python: str) -> NoReturn:
-    """Raise `PackageError` with a sentence that explains pip's failure. Without a sentence, raise `error`."""
+    """Raise `PackageError` with a sentence that explains pip's failure. If there is none, raise `error`."""
     missing = pip_errors.missing(error.output)
     if missing is not None and not missing.known:
         # pip lists no versions if the package has a constraint.

@@ -94,7 +94,7 @@ class Wanted:
             raise FileError(f"cannot read {error.filename}: {error.strerror}") from None
 
     def directory(self, store: Path) -> Path:
-        """Return the directory for exactly these packages over this environment."""
+        """Return the directory that adds exactly these packages to this environment."""
         names = ",".join([*self.releases, *(file.name for file in self.lists)])
         of = [sorted(self.below.versions.items()), self.below.version, self.python]
         key = documents.digest([self.releases, self._texts, *of])
@@ -159,7 +159,8 @@ def plan(wanted: Wanted, store: Path) -> Plan:
     if words:
         changes, broken = _resolved([*words, *held], below, wanted.names)
     if libraries:
-        # Do not resolve dependencies. torch pins the versions of its libraries, so pip would refuse others.
+        # Do not resolve dependencies. torch pins the versions of its libraries, so pip would refuse any
+        # other version.
         changes |= _by_name(would_install("--no-deps", *libraries, python=below.python))
     notes = [
         f"{package.name} {package.version} was yanked{f': {package.yanked}' if package.yanked else ''}"
@@ -188,7 +189,7 @@ def _resolved(
     changes = _by_name(would_install(*words, python=below.python))
     pinned = [name for name in broken_by(changes, below, pins=True) if name not in {*named, "torch"}]
     if pinned:
-        # This fails if a pinned package has no compatible version.
+        # This fails if one of these packages has no compatible version.
         with contextlib.suppress(PackageError):
             changes = _by_name(would_install(*words, *pinned, python=below.python))
     return changes, broken_by(changes, below)

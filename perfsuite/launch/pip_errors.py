@@ -10,7 +10,7 @@ from packaging.version import InvalidVersion, Version
 
 NO_SPACE = "No space left on device"
 NO_PIP = "No module named pip"
-CONSTRAINED = ". The constraint is in a file that pip's settings name: pip config list"
+CONSTRAINED = ". The constraint is in a file that pip's settings name. To find the file, run pip config list"
 NEAREST_SHOWN = 3  # number of versions to show on each side of a version that does not exist
 _NOT_FOUND = re.compile(
     r"Could not find a version that satisfies the requirement (?P<requirement>.+?)"
@@ -102,7 +102,7 @@ def missing(output: str) -> Missing | None:
 def _missing_despite_constraint(output: str) -> Missing | None:
     """Return the version that pip does not find, if pip blames constraints that allow this version.
 
-    If a package has a constraint, pip reports every version that it does not find as a conflict.
+    If a package has a constraint, pip reports a conflict for every version that it does not find.
     """
     match = _CONFLICT.search(output)
     if match is None:
@@ -132,9 +132,10 @@ def _needed_python(output: str, version: str) -> str | None:
 
 
 def reason(output: str) -> str | None:
-    """Return the reason in one sentence, such as the needed Python or the requirements that contradict.
+    """Return the reason in one sentence.
 
-    Returns None if pip failed for another reason.
+    The sentence names, for example, the Python that is needed, or the requirements that contradict each
+    other. Returns None if pip failed for another reason.
     """
     unreachable = _UNREACHABLE.search(output)
     if unreachable is not None:

@@ -159,7 +159,8 @@ def _slow(node: NodePreflight, nodes: Sequence[NodePreflight], machine: Machine)
         best, whose = max(others, default=(0.0, ""))
         if node.rates.get(name, math.inf) < share * best:
             problems.append(
-                f"{words.format(node.rates[name])}, {whose} has {best:.3g} (at least {share:.0%} is healthy)"
+                f"{words.format(node.rates[name])}, {whose} has {best:.3g} "
+                f"(healthy: at least {share:.0%} of this)"
             )
     return problems
 
@@ -174,7 +175,7 @@ def _slow_links(node: int, links: dict[tuple[int, int], float]) -> list[str]:
     if len(own) < 2 or not others or max(own) >= LINK_SHARE * max(others):
         return []
     rates = " and ".join(f"{rate:.3g}" for rate in own)
-    beside = f"between other nodes: {max(others):.3g} GB/s (at least {LINK_SHARE:.0%} of this is healthy)"
+    beside = f"between other nodes: {max(others):.3g} GB/s (healthy: at least {LINK_SHARE:.0%} of this)"
     return [f"all-reduce with its neighbours: {rates} GB/s, {beside}"]
 
 

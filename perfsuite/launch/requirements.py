@@ -80,7 +80,9 @@ def _finetuning(case: Case, machine: Machine) -> str | None:
 def _configuration(case: Case, machine: Machine) -> str | None:
     if case.model.config or not case.framework.promises.builds_model:
         return None
-    return f"{case.framework.name} cannot build {case.model.name}: it has only a name, but no configuration"
+    return (
+        f"{case.framework.name} cannot build {case.model.name}: this model has a name, but no configuration"
+    )
 
 
 def _fast_mamba(case: Case, machine: Machine) -> str | None:

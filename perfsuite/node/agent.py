@@ -109,7 +109,7 @@ class _Ending:
 
     def note(self, failures: Sequence[Failure]) -> None:
         """Write the failures so far, while the job is still running."""
-        # If writing still fails at the end, that error counts.
+        # Ignore errors here. If the file cannot be written at the end either, that error is raised.
         with self._lock, contextlib.suppress(FileError):
             self._write(failures, is_over=False)
 
@@ -119,7 +119,7 @@ class _Ending:
         self._write(failures)
 
     def stopped_by_driver(self) -> None:
-        """Write the stacks of the ranks and the file, and end this process."""
+        """Write the ranks' stacks and then the launch file, and end this process."""
         self._lock.acquire()
         try:
             ask_for_stacks(self._job.run_dir, marked(os.environ.get(JOB_MARK, "")), self._job.node)
@@ -127,7 +127,7 @@ class _Ending:
             _wait_for_peers(self._job)
         finally:
             # End with status 0. Otherwise a scheduler might kill other nodes, which are still writing.
-            self._end("the driver ends the job", 0)
+            self._end("perfsuite's driver ends the job", 0)
 
     def lost_driver(self, why: str) -> None:
         """End this process without writing anything more."""

@@ -76,8 +76,8 @@ class Sampler:
         self._sampled_at = -EVERY_S
         self._whole_at = -WHOLE_EVERY_S  # pragma: no mutate -: the first sample is due with any sign
         self._scanned_at = -RESCAN_S
-        # The sample at the beginning of training. On a CPU, this is the sample at the beginning of the launch
-        # until training begins.
+        # The sample at the beginning of training. On a CPU, as long as training has not begun, this is the
+        # sample at the beginning of the launch.
         self._first: _Sample | None = None
         self._has_begun = False
 
@@ -241,9 +241,10 @@ def _health(
 
 
 def _cpu_shares(first: _Sample, last: _Sample) -> dict[str, float | None]:
-    """Return the shares of the cores' time between two samples: of the job, other processes and hypervisor.
+    """Return which shares of the cores' time the job, other processes and the hypervisor took.
 
-    Shares of shorter periods would be inaccurate, because the kernel counts in ticks of 10 ms.
+    Only the time between the two samples counts. Shares of shorter periods would be inaccurate, because the
+    kernel counts in ticks of 10 ms.
     """
     if first.cpu is None or last.cpu is None or last.cpu.total_s <= first.cpu.total_s:
         return {}

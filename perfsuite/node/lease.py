@@ -33,9 +33,9 @@ stays open after the driver's death only if `srun` dies as well.
 """
 LEASE_S = "PERFSUITE_LEASE_S"
 """Environment variable that an agent gets if its driver can be on another machine. Its value is `LOST_S`. On
-the same machine, the kernel reports the driver's death, so agents do not get the variable. A driver that is
-only stopped then keeps its job."""
-NO_SIGN = "no sign of the driver"
+the same machine, the kernel reports the driver's death, so agents do not get the variable. If such a driver
+is only stopped (SIGSTOP), it keeps its job."""
+NO_SIGN = "no sign of perfsuite's driver"
 
 Wish = Literal["go", "end"]
 
@@ -96,7 +96,7 @@ class Lease:
         self._lost_s = float(os.environ.get(LEASE_S, "inf"))
 
     def hold(self) -> None:
-        """Watch both leases, each in a thread. Processes started from now on get an empty stdin."""
+        """Watch both leases, each in a thread. Processes that are started from now on get an empty stdin."""
         self._pipe = os.dup(0)
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
@@ -108,7 +108,7 @@ class Lease:
         with contextlib.suppress(OSError):
             while os.read(self._pipe, 1024):
                 pass
-        self._on_lost("the driver is gone: its end of stdin is closed")
+        self._on_lost("perfsuite's driver is gone: its end of stdin is closed")
 
     def _hold_text(self) -> None:
         last = ""

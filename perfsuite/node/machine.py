@@ -174,7 +174,7 @@ def gpu_machine(names: list[str], *, count: int, memory_bytes: int, driver: str 
 def detect_cpu(reason: str, *, cpu_file: Path = CPU_FILE) -> Machine:
     """Return this machine without GPUs. Its note is `reason`, which says why it has no GPUs.
 
-    Raises `MachineError` if `cpu_file`, which has the name of the processor, cannot be read.
+    `cpu_file` contains the name of the processor. Raises `MachineError` if this file cannot be read.
     """
     cores = len(os.sched_getaffinity(0))
     name = _cpu_name(cpu_file)

@@ -57,7 +57,10 @@ class Gpus:
             return []
 
     def only_visible(self) -> str | None:
-        """Return the value of CUDA_VISIBLE_DEVICES that hides all other GPUs. None if no other is visible."""
+        """Return the value of CUDA_VISIBLE_DEVICES that hides all GPUs except those of the job.
+
+        Returns None if no other GPU is visible.
+        """
         if not self._handles or len(visible_handles(self._nvml)) == self._count:
             return None
         entries = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -126,7 +129,7 @@ class Gpus:
         return [None if memory is None else int(memory.used) for memory in infos]
 
     def near_cores(self) -> tuple[frozenset[int], ...]:
-        """Return the cores near each GPU: on its socket or NUMA node. An unknown set of cores is empty.
+        """Return the cores near each GPU: on its socket or NUMA node. The set is empty if they are unknown.
 
         nvmlDeviceGetCpuAffinity returns 64-bit words with one bit per core, beginning with core 0.
         """
@@ -142,7 +145,10 @@ class Gpus:
         return tuple(self._card(index, size) for index, size in zip(self._indices, held, strict=True))
 
     def fabric_states(self) -> list[tuple[int, int] | None]:
-        """Return state and status of each GPU's NVLink fabric (nvmlGpuFabricInfo_t), or None without one."""
+        """Return state and status of each GPU's NVLink fabric (nvmlGpuFabricInfo_t).
+
+        The entry of a GPU without a fabric is None.
+        """
         infos = [self._nvml.c_nvmlGpuFabricInfo_t() for _ in self._indices]
         answers = [self._ask(index, "GpuFabricInfo", ctypes.byref(info)) for index, info in enumerate(infos)]
         return [
@@ -151,10 +157,11 @@ class Gpus:
         ]
 
     def read(self, *, whole: bool, energy: bool = True) -> tuple[Gpu, ...]:
-        """Read every GPU of the job. Each call takes a lock, so values are left out if they are not needed.
+        """Read every GPU of the job.
 
-        Without `whole`, only clocks, power and energy are read. The counter of energy is read only if
-        `energy` is true, because the difference between the first and the last reading is enough.
+        Each call of NVML takes a lock, so values that are not needed are left out. Without `whole`, only
+        clocks, power and energy are read. The counter of energy is read only if `energy` is true, because the
+        difference between the first and the last reading is enough.
         """
         gpus = [self._read(index, energy=energy) for index in self._indices]
         return tuple(map(self._read_rest, self._indices, gpus, self.used_bytes()) if whole else gpus)

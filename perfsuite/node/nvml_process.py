@@ -1,4 +1,7 @@
-"""Call NVML in a separate process with a deadline. The driver must not call NVML itself: calls can hang."""
+"""Call NVML in a separate process with a deadline.
+
+perfsuite's own process must not call NVML, because a call can hang.
+"""
 
 import contextlib
 import ctypes

@@ -39,7 +39,7 @@ def captured(command: Sequence[str], **how: Any) -> subprocess.CompletedProcess[
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Return the living processes with a job's mark, in any session, except for this process."""
+    """Return the living processes with a job's mark, in any Unix session, except for this process."""
     import psutil
 
     processes = []
@@ -101,9 +101,9 @@ def ask_for_stacks(
 ) -> None:
     """Make processes of a node write their stacks and collective calls, if they have called `leash.listen`.
 
-    The calls are requested after the files of stacks have stopped growing, because a thread that reads the
-    calls can start the garbage collector, which the stacks would then show. Waits at most `wait_s` for the
-    stacks, and at most `wait_s` for the calls.
+    The calls are requested only after the files of stacks have stopped growing. Reading the calls runs Python
+    code, which can start the garbage collector. Stacks that are written at that time would show the
+    collector. Waits at most `wait_s` for the stacks, and at most `wait_s` for the calls.
     """
     import psutil
 
@@ -122,7 +122,7 @@ def ask_for_stacks(
 
 
 def _wait_until_written(files: Sequence[Path], wait_s: float) -> None:
-    """Wait until no file is empty or still grows, but at most `wait_s`."""
+    """Wait until each file has content and has stopped growing, but at most `wait_s`."""
     until = time.monotonic() + wait_s
     before: list[int] = []
     while files and time.monotonic() < until:
@@ -139,7 +139,7 @@ def _takes_request(address: str) -> bool:
         requests.setblocking(False)
         try:
             requests.sendto(b"?", address)
-        except OSError:  # the process does not listen, because it has no process group
+        except OSError:  # the process does not listen, because torch has created no process group in it
             return False
     return True
 

@@ -59,7 +59,8 @@ OF_A_LAUNCHER = re.compile(
 """Environment variables with which torchrun, MPI and similar launchers assign a rank to a process. If pytest
 was started with such variables, they describe a rank of another job. Our processes must not take over that
 rank."""
-GRACE_S = 5  # seconds that the other ranks have to end and report why, after one rank has failed
+# After one rank has failed: seconds within which the other ranks can end and report why they end.
+GRACE_S = 5
 SERVER_S = 1.0  # seconds to wait until the fork server has ended, after its connections were closed
 # Seconds after the last report until ranks are killed. A rank's own alarm ends the rank earlier, unless the
 # rank blocks the alarm.
@@ -67,7 +68,7 @@ STAY_S = LEAVE_S + GRACE_S
 STAYED = f"was killed because it had not ended {STAY_S} s after every rank had reported"
 # multiprocessing reports this exit code if the fork server is gone, but a rank can also end with it.
 NO_EXIT_CODE = "exit code 255"
-PROGRAMS = (".py", ".sh")  # suffixes of files that an arm runs in its own version
+PROGRAMS = (".py", ".sh")  # suffixes of files of which each arm runs its own version
 
 Process = BaseProcess | subprocess.Popen[bytes]  # a rank of perfsuite's worker, or of a script
 
@@ -238,9 +239,9 @@ def moved_command(words: Sequence[str]) -> list[str]:
 
     The first word and all Python and shell files are always replaced, because an arm must not run a program
     of the other arm. Other paths, such as `/repository/data` or the one in `--config=/repository/file`, are
-    replaced only if the worktree has such a file: data that git ignores, or a directory of results, is shared
-    by both arms. Files of this Python environment keep their paths. If there is no worktree, all words are
-    kept.
+    replaced only if the worktree has such a file. So data that git ignores, and directories of results, are
+    shared by both arms. Files of this Python environment keep their paths. If there is no worktree, all words
+    are kept.
     """
     program, *arguments = words
     return [_in_worktree(program, os.environ), *map(_moved, arguments)]
@@ -257,12 +258,12 @@ def _moved(word: str) -> str:
 
 
 def moved_directory(directory: str) -> str:
-    """Return the directory in the worktree of this arm in which a command starts."""
+    """Return the directory in which a command starts: `directory`, but in the worktree of this arm."""
     return _in_worktree(directory, os.environ)
 
 
 def moved_variables(given: Mapping[str, str], arm: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a case for an arm with these variables.
+    """Return the variables `given` of a case, as they are in an arm that has the variables `arm`.
 
     Values that are paths in the repository are replaced if the worktree has such a file.
     """
@@ -387,7 +388,7 @@ def _ended(job: AgentJob, what: str, code: int) -> str:
     if steps is None:
         when = "before an optimizer step was seen"
         child = ", or it trains in a child process (then give it as command=(...))" * (what == "the script")
-        why = f": it does not train or uses no optimizer of torch{child}"
+        why = f": it does not train, or it uses no optimizer of torch{child}"
     else:
         when = f"when rank 0 had finished at least {steps} of {total} optimizer steps"
         why = ": Python did not exit normally (os._exit?), or perfsuite would have written a report"

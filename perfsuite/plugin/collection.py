@@ -97,7 +97,7 @@ def usage_error() -> Iterator[None]:
 
 
 def refuse(config: pytest.Config, items: list[pytest.Item], why: str) -> None:
-    """Run no test in a worker of pytest-xdist. `CollectsFromWorkers` reports why: workers print nothing."""
+    """Run no test in a worker of pytest-xdist. Workers print nothing: `CollectsFromWorkers` reports `why`."""
     config.workeroutput["perf_refused"] = why  # type: ignore[attr-defined]
     items.clear()
 
@@ -172,7 +172,7 @@ def pytest_collection_modifyitems(
 
 
 def _plan(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Drop the cases of other jobs. If the session has a budget, sort the remaining cases in its order."""
+    """Drop the cases of other jobs. With a budget, sort the remaining cases in the order of the plan."""
     session = config.stash[SESSION]
     options = session.setup.options
     case_by_item = {item: case_of(item) for item in items if uses_bench(item)}
@@ -261,7 +261,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _install(config: pytest.Config) -> None:
-    """Install the packages that the arms of a comparison name. Call this only if there are cases to run."""
+    """Install the packages named in the arms of a comparison. Call this only if there are cases to run."""
     make = config.stash.get(INSTALLS, None)
     if make is None:
         return

@@ -37,7 +37,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Stop the timer of pytest's `faulthandler_timeout`, which can end the whole session."""
+    """Stop the timer of pytest's `faulthandler_timeout`, because it can end the whole session."""
     if uses_bench(item) and float(item.config.getini("faulthandler_timeout") or 0) > 0:
         faulthandler.cancel_dump_traceback_later()
 

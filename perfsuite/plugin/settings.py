@@ -95,7 +95,7 @@ def _check_file(config: pytest.Config, file: Path, ours: list[str], unchecked: t
     try:
         text = read_text(file, errors="replace")
     except OSError:
-        return  # pytest reports an unreadable file if it uses it
+        return  # pytest itself reports an unreadable file that it uses
     for section, key in _lines(file, text):
         if key.isupper() or not _is_meant(key, ours):  # upper case: a variable for pytest-env
             continue

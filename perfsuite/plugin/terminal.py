@@ -69,8 +69,9 @@ def _write_only_shown(terminal: Any, record: Record) -> None:
     count = len(record.tally.only_shown)
     if count:
         terminal.write_line(
-            f"--perf-allow-shared: other jobs used the machine in {plural(count, 'case')}, so only counts "
-            "are judged and recorded. Times and memory are shown without being judged"
+            f"--perf-allow-shared: other jobs used the machine during launches of {plural(count, 'case')}. "
+            "Only the counts of these launches are judged and recorded. Times and memory are shown without "
+            "being judged"
         )
 
 
@@ -140,7 +141,7 @@ def _write_changed_cases(terminal: Any, config: pytest.Config, record: Record) -
 
 
 def _write_cut_short(terminal: Any, config: pytest.Config, record: Record) -> None:
-    """Report that the session ended before all cases were run, and in which case."""
+    """Report that the session ended before all cases were run, and name the case in which it ended."""
     if config.stash.get(CUT_SHORT, False):
         terminal.section("perfsuite: not every case was run", red=True, bold=True)
         terminal.write_line("pytest ended early or left out tests, so this is not a pass")

@@ -58,7 +58,7 @@ def _speed(speed: float | None, result: Measurement, heading: Unit) -> Cell | No
 
 
 def extras(results: Sequence[Measurement]) -> list[Column]:
-    """Return a column for each metric that comes from another package and that any of these cases has."""
+    """Return the columns of other packages' metrics, for metrics that at least one of these cases has."""
     return [figure(metric) for metric in extra_metrics(result.figures for result in results)]
 
 

@@ -40,7 +40,7 @@ def of_launches(result: Measurement) -> list[str]:
     step = facts.expected
     lines = [
         f"{share:.0%} of the expected speed; {published(step, 'it')} (a hint, not judged)",
-        f"of the expected {duration(step.step_s)} of a step: {parts(step)}",
+        f"parts of the expected {duration(step.step_s)} of a step: {parts(step)}",
     ]
     if facts.forecast is not None:
         step_s = step.step_s / share
@@ -64,7 +64,7 @@ def parts(step: Expected) -> str:
 
 
 def published(step: Expected, speed: str) -> str:
-    """Describe how close published steps come to the expected speed, which the sentence calls `speed`."""
+    """Describe how close published steps come to the expected speed. `speed` names it: `it`, `this speed`."""
     if step.published is None:
         return f"too few steps are published to know how close this kind of accelerator comes to {speed}"
     low, high = step.published

@@ -100,7 +100,7 @@ def _longest(before: Profile | None, now: Profile, against: str) -> Table:
         )
         for name in longest[:MOST_ROWS]
     ]
-    what = "kernels" if now.kernels else "operators, without nested operators"
+    what = "kernels" if now.kernels else "operators (times exclude nested operators)"
     caption = f"The longest {what}: calls and time per step. All of them are in results.json."
     headers = ("name", f"calls, {against}", "calls now", f"{against}, ms", "now, ms")
     return Table(caption=caption, headers=headers, rows=rows)

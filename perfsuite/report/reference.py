@@ -15,11 +15,13 @@ NO_CHANGE = (
     "The reference is as fast tonight as its baselines, as far as {canaries} can show: tokens/s {change} "
     "(99% interval {interval})."
 )
-UNCERTAIN = "does not show whether the machine is the cause: launch it on more cases (--perf-canaries)"
+UNCERTAIN = (
+    "does not show whether the machine is the cause: launch the reference on more cases (--perf-canaries)"
+)
 NOT_THE_MACHINE = "it is not the machine alone. This is one finding, so look for one cause"
 ALONE = (
-    "is left out, because it changed on this case but not on the other canaries: look at this case on this "
-    "machine"
+    "is left out, because its speed changed differently on this case than on the other canaries: look at "
+    "this case on this machine"
 )
 
 

@@ -30,8 +30,8 @@ UNCLAIMED_SHOWN = 10  # maximum number of baselines without a case that are name
 LONGEST_SENTENCE = 160  # maximum length of a finding in a table, without its cost, in characters
 JUDGED_ALL_THE_SAME = ("unlike", "loss")
 """Failures after which metrics are still judged, to show regressions: the launches ran to the end."""
-IF_MEANT = "; if this is intended, accept a new baseline, or delete this one if it is not reviewed"
-"""Ending of the line with a baseline's path, if the case might have been changed on purpose."""
+IF_MEANT = "; if the difference is intended, accept a new baseline, or delete this one if it is not reviewed"
+"""Text after the path of a baseline, if the case might have been changed on purpose."""
 CASES_SHOWN = 20  # maximum number of listed cases that arm B lacks or has changed
 NOT_COMPARED = "Cases of arm A that were not compared, so this is not a pass"
 OTHER_CASES = "Other cases in which the arms differ"

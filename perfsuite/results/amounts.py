@@ -12,7 +12,7 @@ _SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {  # scaled units of coun
 
 
 def amount(value: float | None, unit: str) -> str:
-    """Format a value to at least three digits, with its unit: `7.00 MiB`, `12.3 ms`.
+    """Format a value with its unit: `7.00 MiB`, `12.3 ms`.
 
     Speeds in tokens/s or samples/s are formatted without the unit.
     """
@@ -47,9 +47,9 @@ def _scale(value: float, unit: str) -> tuple[float, str]:
 
 
 def _tells(before: int, now: int, factor: float, digits: int) -> bool:
-    """Return whether rounding two amounts to `digits` changes their ratio by at most 1%.
+    """Return whether rounding two amounts to `digits` decimal places changes their ratio by at most 1%.
 
-    Always True if an amount is 0 or is rounded to 0.
+    Always True if the rounded amounts are equal, or if one of them is 0.
     """
     then = round(before / factor, digits)
     today = round(now / factor, digits)

@@ -103,7 +103,7 @@ class Baseline(BaselineDocument):
         return median(values) if values else None
 
     def device_probe(self) -> dict[str, float]:
-        """Return the median of each rate of the device probe over the launches that have it, by name."""
+        """Return the median of each rate of the device probe, by name, over the launches with this rate."""
         return _medians([launch.device_probe for launch in self.launches])
 
     def slowest_share(self) -> dict[str, float]:
@@ -156,7 +156,7 @@ def from_runs(
 
 
 def _observed(runs: Sequence[Run]) -> Observed | None:
-    """Return what the newest run observed. The code is unknown unless all runs had the same code."""
+    """Return what the newest run observed. If the runs had different code, `code` is None."""
     newest = runs[-1].observed
     codes = {None if run.observed is None else run.observed.code for run in runs}
     return newest if newest is None or len(codes) == 1 else newest.replace(code=None)

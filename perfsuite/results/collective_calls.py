@@ -29,8 +29,8 @@ class GroupCalls(Data):
     description: str = ""  # such as `default_pg`
     ranks: tuple[int, ...]  # the global ranks of the group
     calls: tuple[CollectiveCall, ...] = ()  # the oldest first
-    # The sends and receives that have not ended. Their names contain the ranks in the group, such as
-    # `recv 0<-1`.
+    # The sends and receives that have not ended. Their names, such as `recv 0<-1`, contain the numbers that
+    # the two ranks have in the group.
     open_messages: tuple[CollectiveCall, ...] = ()
 
 

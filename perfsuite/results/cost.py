@@ -1,11 +1,11 @@
-"""The cost of a change: the predicted change of a step's time due to one count."""
+"""The cost of a changed count: its predicted effect on the time of a step."""
 
 from perfsuite.documents import Data
 from perfsuite.results.amounts import duration
 
 
 class Cost(Data):
-    """The predicted change of a step's time due to one count, as a range. Negative seconds are a saving."""
+    """The predicted effect of a changed count on the time of a step, as a range. A saving is negative."""
 
     least_s: float | None = None  # None: unknown
     most_s: float | None = None

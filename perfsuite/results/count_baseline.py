@@ -29,6 +29,8 @@ class CountBaseline(BaselineDocument):
     target: str  # see `target_of`
     counts: tuple[RankCounts, ...] = Field(min_length=1)  # counts of the newest launch
     unsteady: tuple[str, ...] = ()  # fields that differ between launches: shown, never judged
+    # The largest value of each unsteady field in any launch. Empty in older baselines.
+    largest: dict[str, int] = Field(default_factory=dict)
     # Values that each launch computed: loss, gradient norms, tokens. Empty in older baselines.
     computed: tuple[BaselineLaunch, ...] = ()
     dtypes: Dtypes = Field(default_factory=dict)  # dtypes in the newest launch's model
@@ -58,18 +60,20 @@ class CountBaseline(BaselineDocument):
 
 
 def target_of(machine: Machine, *, dry: bool) -> str:
-    """Return the target that counts depend on: `cpu`, `sm90`, or `dry-sm90` for a dry run."""
+    """Return the target on which the counts depend: `cpu`, `sm90`, or `dry-sm90` for a dry run."""
     return f"{DRY if dry else ''}{machine.architecture}"
 
 
 def from_runs(runs: Sequence[Run], *, accepted: Acceptance | None = None) -> CountBaseline:
     """Make a baseline from counted runs of one case for one target. The oldest run comes first."""
     newest = runs[-1]
+    largest = unsteady(run.counts for run in runs)
     return CountBaseline(
         target=target_of(newest.machine, dry=newest.dry),
         case=newest.case,
         counts=newest.counts,
-        unsteady=unsteady(run.counts for run in runs),
+        unsteady=tuple(largest),
+        largest=largest,
         computed=tuple(_computed(run) for run in runs),
         dtypes=newest.dtypes,
         settings={} if newest.observed is None else newest.observed.settings,
@@ -89,12 +93,18 @@ def _computed(run: Run) -> BaselineLaunch:
     return BaselineLaunch(figures=Figures.of(observed), loss=kept.loss)
 
 
-def unsteady(launches: Iterable[Sequence[RankCounts]]) -> tuple[str, ...]:
-    """Return the fields that differ between launches on any rank, sorted."""
+def unsteady(launches: Iterable[Sequence[RankCounts]]) -> dict[str, int]:
+    """Return the fields that differ between launches on at least one rank, sorted.
+
+    The values are the largest of all launches and ranks.
+    """
     all_launches = list(launches)
-    ranks = [rank for entry in all_launches[0] for rank in entry.ranks]
-    fields = (differing(filter(None, (of_rank(launch, rank) for launch in all_launches))) for rank in ranks)
-    return tuple(sorted(set().union(*fields)))
+    largest = dict[str, int]()
+    for rank in [rank for entry in all_launches[0] for rank in entry.ranks]:
+        of_launches = filter(None, (of_rank(launch, rank) for launch in all_launches))
+        for field, value in differing(of_launches).items():
+            largest[field] = max(largest.get(field, 0), value)
+    return dict(sorted(largest.items()))
 
 
 def versions_of(run: Run) -> dict[str, str]:

@@ -43,8 +43,8 @@ CONSECUTIVE = 12
 done every 10th step."""
 FEWEST_TIMED = 10  # minimum number of steps that must remain for timing
 FEWEST_OF_GROWTH = 4
-"""Minimum number of steps that must remain in a launch to count kept objects. In the first of these steps,
-the counter frees its own data. The other steps are divided into two halves: the first half needs one step,
+"""Minimum number of steps that must follow the counted steps to count kept objects. In the first of them, the
+counter frees its own data. The other steps are divided into two halves: the first half needs one step,
 and the second half needs two, so that holders can be found (see `Growth`)."""
 
 
@@ -120,7 +120,7 @@ class StepMemory(Data):
     saved_for_backward: int
     growth: int  # live bytes at the end of the step minus live bytes at its beginning
     allocations: int
-    # Known only for the reported step, in which the tensors of the step before it become garbage. None:
+    # Tensors of the previous step, which become garbage in this step. Known only for the reported step. None:
     # unknown.
     in_cycles: InCycles | None = None
 
@@ -191,7 +191,7 @@ class Counts(Data):
     # None: unknown, because the model was compiled in a dry run.
     kernels: dict[Phase, int] | None = Field(default_factory=dict)
     # Reads of device values for which the host waits. Without a GPU, reads of all tensors are counted, except
-    # for reads of the step counters of torch's optimizers. These are on the host even in training on a GPU.
+    # for reads of the step counters of torch's optimizers. These counters are on the host even with a GPU.
     host_reads: dict[Phase, int] = Field(default_factory=dict)
     device_copies: dict[str, int] = Field(default_factory=dict)  # number of copies, such as `cpu to cuda`
     # The copies in `device_copies` for which the host waits, because they lack `non_blocking`; None: unknown.
@@ -224,8 +224,8 @@ class Counts(Data):
     # unknown.
     allocator_peak: int | None = None
     also_counted: tuple[int, ...] = ()  # numbers of the other counted steps, ascending
-    # Counts of other spans, by name of the span. These spans are the counted steps whose counts differ from
-    # those of `step`, and the parts of the start-up, the events and the phases.
+    # Counts of other spans, by name of the span. These spans are the events, the phases, the parts of the
+    # start-up, and each counted step whose counts differ from those of `step`.
     spans: dict[str, Counts] = Field(default_factory=dict)
 
     def in_step(self, step: int) -> Counts | None:
@@ -259,7 +259,7 @@ MOST_INPUTS = 4  # maximum number of inputs in a sentence
 
 
 def other_inputs(before: Counts, now: Counts) -> str:
-    """Return `2 x int64[4, 64] instead of 2 x int64[4, 128]` if the inputs of two steps differ.
+    """Describe the different inputs of two steps: `2 x int64[4, 64] instead of 2 x int64[4, 128]`.
 
     Returns an empty text if the inputs are equal or unknown.
     """
@@ -278,7 +278,7 @@ def _joined(inputs: Mapping[str, int]) -> str:
 
 
 def inputs_in_words(inputs: Mapping[str, int]) -> str:
-    """Return `2 x int64[4, 128] and 1 x int64[1, 128]`; empty without inputs."""
+    """Describe inputs in words: `2 x int64[4, 128] and 1 x int64[1, 128]`; empty without inputs."""
     return " and ".join(f"{number} x {shape}" for shape, number in inputs.items())
 
 
@@ -345,7 +345,7 @@ def of_rank(entries: Iterable[RankCounts], rank: int) -> Counts | None:
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Format ascending integers, such as `0-3,6`."""
+    """Format ascending integers as ranges, such as `0-3,6`."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:
@@ -356,7 +356,7 @@ def spans(numbers: Sequence[int]) -> str:
 
 
 def named_ranks(ranks: Sequence[int]) -> str:
-    """Name ranks, in ascending order, such as `rank 0` or `ranks 0-3,6`."""
+    """Name ranks, which are in ascending order: `rank 0` or `ranks 0-3,6`."""
     return f"rank{'s' * (len(ranks) > 1)} {spans(ranks)}"
 
 

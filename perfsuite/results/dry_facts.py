@@ -18,9 +18,9 @@ Parallelism = Literal["none", "replicated", "sharded", "within layers"]
 OF_OTHERS = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
 """Collectives in which a rank sends the whole message except for one rank's part of it."""
 OF_ALL = frozenset({"broadcast", "reduce", "send"})
-"""Collectives in which a rank sends the whole message. All kinds of collectives that are neither here nor in
-`OF_OTHERS` take no time, except for `all_reduce`. A barrier has no bytes. A receive uses the other direction
-of the link, so it overlaps with a send."""
+"""Collectives in which a rank sends the whole message. `all_reduce` is in neither set: a rank sends twice as
+much as in `OF_OTHERS`. All other collectives that are in neither set take no time: a barrier has no bytes,
+and a receive uses the other direction of the link, so it overlaps with a send."""
 
 
 LAUNCHES_S = 1e-4
@@ -203,7 +203,7 @@ class Expected(Data):
 
 
 class Forecast(Data):
-    """The time of a step on a machine on which other cases were measured, as an interval.
+    """The predicted time of a step, as an interval, on a machine on which other cases were measured.
 
     Nine of ten measurements should be in the interval.
     """

@@ -10,10 +10,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from statistics import median
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from perfsuite import extensions
 from perfsuite.case.case import Unit
+from perfsuite.errors import ExtensionError
 from perfsuite.results.rank_report import COLD, START_UP
 from perfsuite.results.run import SECONDS_OF, Figures, Run, timed_span
 
@@ -306,19 +307,34 @@ _TAKEN = frozenset(Figures.model_fields) | {
 reports."""
 
 
-def recorded() -> tuple[Metric, ...]:
-    """Return the installed metrics of other packages, sorted by name. Every launch records all of them.
+class Recorded(NamedTuple):
+    """The installed metrics of other packages."""
 
-    Raises `ExtensionError` if a name is not unique, or if a metric cannot be imported or is not a `Metric`.
+    metrics: tuple[Metric, ...]  # sorted by name. Every launch records all of them
+    problems: tuple[str, ...]  # a message for each metric that cannot be used, because of its package
+
+
+def recorded() -> Recorded:
+    """Return the installed metrics of other packages.
+
+    A metric cannot be used if its name is not unique, or if it cannot be imported or is not a `Metric`.
     """
-    metrics = map(_of_another_package, extensions.names(extensions.METRICS))
-    return tuple(metric for metric in metrics if metric is not None)
+    metrics = []
+    problems = []
+    for name in extensions.names(extensions.METRICS):
+        try:
+            metric = _of_another_package(name)
+        except ExtensionError as error:
+            problems.append(str(error))
+        else:
+            metrics += [] if metric is None else [metric]
+    return Recorded(tuple(metrics), tuple(problems))
 
 
 def find_metric(name: str) -> Metric | None:
-    """Return the metric with this name; None if its package is not installed.
+    """Return the metric with this name; None if its package cannot be used.
 
-    Raises `ExtensionError` in the same cases as `recorded`.
+    Raises `ExtensionError` if the metric cannot be used (see `recorded`).
     """
     span = timed_span(name)
     if span is not None:
@@ -339,9 +355,17 @@ def _of_another_package(name: str) -> Metric | None:
     )
 
 
+def usable_metric(name: str) -> Metric | None:
+    """Return the metric with this name; None if its package cannot be used or cannot be used."""
+    try:
+        return find_metric(name)
+    except ExtensionError:
+        return None
+
+
 def described(name: str) -> Metric:
-    """Return the metric with this name, or a placeholder if its package is not installed."""
-    return find_metric(name) or Metric(name, f"{name} (its package is not installed)", "", "lower", "shown")
+    """Return the metric with this name, or a placeholder if its package cannot be used."""
+    return usable_metric(name) or Metric(name, f"{name} (its package cannot be used)", "", "lower", "shown")
 
 
 def extra_metrics(launches: Iterable[Figures]) -> tuple[Metric, ...]:

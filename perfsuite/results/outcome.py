@@ -87,7 +87,7 @@ class Check(Data):
 
     @property
     def judged_change(self) -> float | None:
-        """The change that is compared with `allowed`: against the session's reference, or else `change`."""
+        """The change to compare with `allowed`: the one against the reference if known, or `change`."""
         return self.change if self.against_reference is None else self.against_reference.change
 
     @property
@@ -140,6 +140,10 @@ class CountCheck(Data):
     outcome: Literal["regressed", "improved", "passed", "recorded", "not counted"]
     findings: tuple[Finding, ...] = ()  # judged findings first, with the largest change first
     unsteady: tuple[str, ...] = ()  # fields that vary between launches on either side: never judged
+    # Unsteady fields that are larger than in any launch of the baseline, so the work might have grown.
+    grown: tuple[str, ...] = ()
+    # Ranks, spans and quantities that only one side has.
+    one_sided: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # counts that were not judged, and why
     compared: bool = True  # whether launches and baseline were compared at all
     baseline_file: str | None = None
@@ -186,9 +190,11 @@ class Verdict(Data):
 
     @property
     def is_same_work(self) -> bool:
-        """Whether the counts of the work were compared, and none differs."""
+        """Whether all counts of the work were compared, and none differs."""
         counts = self.counts
-        return counts is not None and counts.compared and counts.outcome == "passed" and not counts.findings
+        if counts is None or not counts.compared or counts.outcome != "passed":
+            return False
+        return not (counts.findings or counts.one_sided or counts.grown)
 
     @property
     def moved_by_machine(self) -> list[Check]:

@@ -99,7 +99,7 @@ class LaunchProfile(Data):
 
     @property
     def unseen(self) -> str | None:
-        """Why counts are incomplete: no operator launched some kernels. None if these take little time."""
+        """Why counts lack kernels that were not launched by operators. None if these take little time."""
         share = max(entry.profile.split.unseen for entry in self.ranks)
         if share < UNSEEN:
             return None

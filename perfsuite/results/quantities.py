@@ -271,7 +271,7 @@ def _host_reads(counts: Counts) -> Mapping[Phase, int] | None:
     """Return the host reads; None if they are not comparable.
 
     The previous counting method also counted other reads, so its host reads are comparable only if it counted
-    none.
+    no reads at all.
     """
     is_known = counts.method != READS_OF_THE_HOST or not counts.host_reads
     return counts.host_reads if is_known else None
@@ -424,7 +424,7 @@ _OTHERS = (
 
 
 def quantities(all_counts: Iterable[Counts]) -> list[Quantity]:
-    """Return every quantity that any of these counts has, collectives first."""
+    """Return all quantities that these counts can have, collectives first."""
     all_counts = list(all_counts)
     rows = [row for counts in all_counts for row in counts.collectives]
     groups = starmap(_group, dict.fromkeys(map(_shape, rows)))
@@ -436,20 +436,25 @@ def quantities(all_counts: Iterable[Counts]) -> list[Quantity]:
     return [*groups, *empty, *_OTHERS, *map(_python, versions), *map(_worker_python, of_workers)]
 
 
-def differing(launches: Iterable[Counts]) -> set[str]:
+def differing(launches: Iterable[Counts]) -> dict[str, int]:
     """Return the fields that differ by more than is allowed between these counts of one rank.
 
-    Fields of spans other than the reported step begin with the span's name: `step 10: kernels in forward`.
+    The values are the largest of all launches. Fields of spans other than the reported step begin with the
+    span's name: `step 10: kernels in forward`.
     """
     first, *others = launches
-    fields = set[str]()
+    largest = dict[str, int]()
     for launch in others:
-        fields.update(_differing(first, launch))
+        changes = [*_differing(first, launch)]
         for name in first.spans.keys() | launch.spans.keys():
             then, now = (_of_span(counts, name) for counts in (first, launch))
             if then is not None and now is not None:
-                fields.update(f"{name}: {field}" for field in _differing(then, now))
-    return fields
+                changes += [
+                    change._replace(field=f"{name}: {change.field}") for change in _differing(then, now)
+                ]
+        for change in changes:
+            largest[change.field] = max(largest.get(change.field, 0), change.before, change.now)
+    return largest
 
 
 def _of_span(counts: Counts, name: str) -> Counts | None:
@@ -457,12 +462,15 @@ def _of_span(counts: Counts, name: str) -> Counts | None:
     return counts.in_step(steps[name]) if name in steps else counts.spans.get(name)
 
 
-def _differing(first: Counts, second: Counts) -> Iterator[str]:
+def _differing(first: Counts, second: Counts) -> Iterator[Change]:
+    """Yield the changes beyond what is allowed, except those of quantities that one side does not know."""
     for quantity in quantities((first, second)):
+        if quantity.value(first) is None or quantity.value(second) is None:
+            continue
         bound = (quantity.floor if quantity.is_python else quantity.allowed)(first)
         for change in quantity.changes(first, second):
             if abs(change.now - change.before) > bound:
-                yield change.field
+                yield change
 
 
 def python_unless_alike(python: PythonCalls | None, usual: PythonCalls | None) -> PythonCalls | None:

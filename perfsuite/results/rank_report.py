@@ -167,8 +167,8 @@ class RankReport(Sealed):
     clock: str  # the clock that timed the steps: `cuda events`, `perf_counter`, `simulated`
     tokens_per_step: int = 0  # of all ranks together
     step_s: tuple[float, ...] = ()  # seconds of every optimizer step, including warm-up
-    # Number of steps without the last one, set if counting made the last one longer. None: all steps are
-    # timed.
+    # Number of timed steps, if counting made the last step longer: all steps but the last. None: all steps
+    # are timed.
     timed_steps: int | None = None
     probe_s: tuple[float, ...] = ()  # on a CPU: seconds of the probe after each step, not part of the step
     cpu_s: tuple[float, ...] = ()  # CPU seconds of all threads in each step; empty with a simulated clock
@@ -206,7 +206,8 @@ class RankReport(Sealed):
     gradient_squares: float | None = None
     unclipped_squares: float | None = None  # sum of squares before clipping in that step; None: unknown
     dtypes: Dtypes = Field(default_factory=dict)  # dtypes of the trained model's elements on this rank
-    # Number of Python threads, except the training thread, that were started or computed in the counted step.
+    # Number of Python threads, except the training thread, that started in a counted step, or used CPU time
+    # in it. The number is that of the step with the most of these threads.
     other_threads: int = 0
     hidden: tuple[str, ...] = ()  # reasons why `counts` might lack work of the counted step; empty: none
     fit: Fit | None = None  # predicted memory of the rank; None except in a dry run
@@ -221,5 +222,5 @@ class WorkerBatchFile(Document):
     schema_version: Literal[1] = 1
     batch: WorkerBatch
     notes: tuple[str, ...] = ()  # what is unknown about the worker, and why
-    # Whether the worker is just counting its objects. It will then write the file again.
+    # Whether the worker is still counting its objects. If so, it will write the file again.
     is_counting: bool = False

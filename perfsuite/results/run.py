@@ -22,7 +22,7 @@ class DeviceHealth(Data):
     index: int = Field(ge=0)  # number of the GPU among those visible to the job
     node: str | None = None  # name of its node; None on a single machine
     pci_bus_id: str | None = None  # as `nvidia-smi` prints it
-    power_limit_w: float | None = None  # the limit that the driver enforces
+    power_limit_w: float | None = None  # the limit that NVIDIA's driver enforces
     power_limit_default_w: float | None = None
     sm_clock_limit_mhz: float | None = None  # maximum SM clock
     sm_clock_set_mhz: float | None = None  # SM clock set with `nvidia-smi -ac`
@@ -83,7 +83,7 @@ class Node(Data):
     health: Health | None = None
 
 
-SECONDS_OF = "seconds of "  # prefix of a span's name in the name of its figure
+SECONDS_OF = "seconds of "  # a span's figure is named "seconds of " and the name of the span
 SlopeUnit = Literal["bytes", "s"]
 
 
@@ -108,10 +108,10 @@ class Figures(Data):
     Fields about tokens refer to samples if the case counts samples (`Case.unit`).
     """
 
-    tokens_per_s: float | None = None  #: Global tokens per step over the median step time.
+    tokens_per_s: float | None = None  #: Global tokens per step, divided by the median step time.
     tokens_per_s_per_device: float | None = None
     tokens_per_s_mean: float | None = None
-    """Global tokens per step over the mean step time. Unlike `tokens_per_s`, it shows stalls."""
+    """Global tokens per step, divided by the mean step time. Unlike `tokens_per_s`, it shows stalls."""
     own_tokens_per_s: float | None = None
     """Speed that the framework reports, possibly including warm-up. Shown for comparison, never judged."""
     step_s_p50: float | None = None
@@ -232,9 +232,9 @@ class Run(Document):
     counts: tuple[RankCounts, ...] = ()
     """The counts of a step (`perfsuite.results.counts`); empty if it was not counted."""
     other_threads: int = 0
-    """Number of Python threads, except the training thread, that were started or computed in a counted step,
-    on the rank and in the step with the most. Their kernels are not counted. Before Python 3.12, their calls
-    are not counted either."""
+    """Number of Python threads, except the training thread, that started in a counted step, or used CPU time
+    in it. The number is that of the rank and the step with the most of these threads. The kernels of the
+    threads are not counted. Before Python 3.12, their calls are not counted either."""
     hidden: tuple[str, ...] = ()  #: Why a step was not counted: ranks did work that counting cannot observe.
     dry_facts: DryFacts | None = None  #: The predictions of a dry run; None for a launch.
     notes: tuple[str, ...] = ()  #: Remarks for readers of the figures.

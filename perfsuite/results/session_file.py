@@ -38,7 +38,8 @@ class Measurement(Data):
     # Empty if no waiver matches any regression.
     waivers: tuple[str, ...] = ()
     shadow: bool = False  # whether its test would have failed without `--perf-shadow`
-    prediction: DryFacts | None = None  # from a dry run after the launches; None: no dry run was wanted
+    # The expected time of a step, from the baseline or from a dry run after the launches; None: not predicted
+    prediction: DryFacts | None = None
     # Whether others used the machine during these launches. The figures then prove nothing.
     shared: bool = False
 
@@ -163,7 +164,8 @@ class Canary(Data):
     case_id: str
     baseline_file: str
     runs: tuple[Run, ...] = ()  # the launches of the reference, in order
-    # Whether the case was chosen only because it looked slower. Its launches then say nothing about others.
+    # Whether the case was chosen only because it looked slower. Its launches then say nothing about other
+    # cases.
     looked_slower: bool = False
     unused: str | None = None  # why these launches do not show how fast the machine is; None: they do
 
@@ -197,7 +199,7 @@ class SessionReference(Data):
 
 
 class JudgeChanges(Data):
-    """The changes that were made since a base commit to files that affect verdicts, such as baselines."""
+    """The changes to files that affect verdicts, such as baselines, since a base commit."""
 
     base: str | None  # the base commit. None if it was not found: a sentence then gives the reason
     sentences: tuple[str, ...]
@@ -262,8 +264,8 @@ class CaseChange(Data):
 def lost_cases(changes: Iterable[CaseChange], results: Iterable[Measurement]) -> tuple[CaseChange, ...]:
     """Return the cases of arm A that were not compared.
 
-    These are the selected cases that vanished in arm B, which have no result, and cases with a result that do
-    other work in arm B.
+    There are two kinds: selected cases that vanished in arm B, so that they have no result, and cases that
+    have a result but do other work in arm B.
     """
     measured = {result.case_id for result in results}
 
@@ -303,12 +305,12 @@ class SessionFile(Sealed):
 
     @property
     def not_compared(self) -> tuple[CaseChange, ...]:
-        """The selected cases of arm A that vanished in arm B: they have no result."""
+        """The cases of arm A that were not compared (`lost_cases`)."""
         return lost_cases(self.case_changes, self.results)
 
     @property
     def has_all_cases(self) -> bool:
-        """Whether all cases were compared: no selected case of arm A vanished in arm B."""
+        """Whether it is certain that no case of arm A was left out of the comparison."""
         return not self.not_compared and self.cases_unknown is None
 
 

@@ -204,7 +204,7 @@ class SessionDir:
         return self.path / (f"{case_id}.{repetition + 1}" if repetition else case_id)
 
     def reference(self, case_id: str) -> Path:
-        """Return the directory of the launches of the session's reference on a case."""
+        """Return the directory of the launches in which the session's reference ran this case."""
         return self.path / "reference" / case_id
 
     def new_case(self, case_id: str) -> Path:

@@ -34,16 +34,16 @@ class Drift(Data):
     case: str
     metric: MetricName
     change: ChangePoint  # its indices count the sessions of this series
-    # The relative change as measured, without the correction of `change` for the machine's own change, which
-    # the sessions' reference shows. None: `change` is not corrected, because the machine did not change or
-    # no session has a reference.
+    # The relative change as measured. `change` is corrected for the machine's own change, which the sessions'
+    # reference shows. None: `change` is not corrected, because the machine did not change or no session has a
+    # reference.
     measured: float | None = None
     first_day: date  # day of the last session before the change, at 99% confidence
     last_day: date  # day of the first session after the change, at 99% confidence
     first_commit: str  # commit of the last session before the change
     last_commit: str  # commit of the first session after the change
     commits_between: int | None  # number of commits that might have caused the change; None: no repository
-    # The differences between these two sessions: versions, settings, driver, the case itself.
+    # The differences between these two sessions: versions, settings, the GPU driver, the case itself.
     environment: tuple[str, ...]
     worse: bool  # whether the cost increased
     accepted: bool  # whether the case's reviewed baseline was measured after the change, at the new level
@@ -89,7 +89,7 @@ class MachineStep(Data):
     change: ChangePoint  # its levels are relative to the speed of the reference in its first session
     first_day: date  # day of the last session before the change, at 99% confidence
     last_day: date  # day of the first session after the change, at 99% confidence
-    environment: tuple[str, ...]  # differences between these two sessions, such as the driver
+    environment: tuple[str, ...]  # differences between these two sessions, such as the GPU driver
 
     def sentences(self) -> list[str]:
         """Describe the size and time of the change, and what else changed at the same time."""

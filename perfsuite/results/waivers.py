@@ -1,4 +1,4 @@
-"""Read `perf-waivers.toml`: the regressions that a project tolerates for a while, and by how much."""
+"""Read `perf-waivers.toml`: the regressions that a project tolerates for a while, and their limits."""
 
 import re
 import tomllib

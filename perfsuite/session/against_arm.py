@@ -90,10 +90,11 @@ class TwoArms(Mode):
         return None
 
     def advised(self, verdict: Verdict, launches: Launches) -> Verdict:
-        """Return the verdict, unless the arms did not run what their words name, with advice if one crashed.
+        """Return the verdict with remarks on the arms, and with advice if an import failed in one of them.
 
-        If an import fails in an arm that names releases, the reason can be that such an arm takes all other
-        packages from this environment, and that they do not fit the releases.
+        If an arm did not run the releases that it names, the verdict becomes `failed`. An arm that names
+        releases takes all other packages from this environment. If these do not fit the releases, an import
+        can fail.
         """
         names = (ARM_A, ARM_B)
         runs = (launches.before[-1], launches.runs[-1])
@@ -129,7 +130,7 @@ class TwoArms(Mode):
     def _ran_the_same(self, a: Run, b: Run) -> bool:
         """Return whether the arms ran the same code in the same environment, although their words differ.
 
-        A variable that perfsuite does not record can still differ.
+        False if the user gave the arms different variables, because perfsuite does not record all variables.
         """
         first, second = self.arms
         if first.given != second.given or self.options.inject is not None:
@@ -222,8 +223,8 @@ class AgainstArm(TwoArms):
 class ByCounts(TwoArms):
     """Compare counts: launch each arm once on the intended machine of the case, even if the machine is busy.
 
-    If loss, gradients, tokens or the counts of start-ups differ between the arms, both are launched again to
-    see whether they always differ.
+    If loss, gradients, tokens or the counts of start-ups differ between the arms, both arms are launched
+    again to see whether these values always differ.
     """
 
     of_equals: ClassVar[str] = "only find differences between runs"
@@ -339,7 +340,7 @@ class ByDryRuns(ByCounts):
 
 
 def other_releases(arm: Arm, run: Run) -> list[tuple[str, str]]:
-    """Return each release that an arm names, and the other version that its run used instead."""
+    """Return each release that an arm names but its run did not use, with the version that it used."""
     releases = [*filter(RELEASE.fullmatch, arm.text.split())] if run.failure is None else []
     others = []
     for release in releases:
@@ -372,9 +373,9 @@ def _import_advice(arm: str, message: str) -> str:
         return ""
     package = failed[1]
     return (
-        f"{arm} takes the packages that it does not name from your environment, and an import from {package} "
-        f"failed. If {package}, or the package that imports it (see the traceback), does not fit the "
-        f"releases of {arm}, add a fitting release of this package to {arm}"
+        f"{arm} names only some packages and takes all others from your environment, and an import from "
+        f"{package} failed. If {package}, or the package that imports it (see the traceback), does not fit "
+        f"the releases of {arm}, add a fitting release of this package to {arm}"
     )
 
 

@@ -111,7 +111,7 @@ class AgainstBaseline(Mode):
         return self.reference.tonight(task.machine.hardware_class)
 
     def noise(self, hardware_class: str) -> ClassNoise:
-        """Return the noise, from the baselines and sessions that there were at the first call."""
+        """Return the noise, estimated from the baselines and sessions that existed at the first call."""
         if hardware_class not in self._noise:
             self._noise[hardware_class] = noise_of_class(hardware_class, self.baselines, self.setup.store)
         return self._noise[hardware_class]
@@ -191,8 +191,8 @@ class AgainstBaseline(Mode):
     def _baseline_of(self, task: Task) -> tuple[FoundBaseline | None, Verdict | None]:
         """Return the baseline to compare with, or a failed verdict if a required baseline is missing.
 
-        A local baseline with too few launches does not count, unless the session has no time to record it
-        again with enough launches.
+        A local baseline with too few launches counts only if the session has no time to record it again with
+        enough launches.
         """
         stored = self.baselines.find(task.machine.hardware_class, task.case)
         options = self.options

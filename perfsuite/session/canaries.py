@@ -42,7 +42,7 @@ class Candidate:
 
     @property
     def scatter(self) -> float:
-        """The standard deviation between launches of the baseline, within its sessions; 0 if unknown."""
+        """The largest standard deviation between launches of one session of the baseline; 0 if unknown."""
         logs = [sorted_logs(launches) for launches in costs_by_session(self.baseline, TOKENS_PER_S).values()]
         return max((stdev(of_session) for of_session in logs if len(of_session) > 1), default=0.0)
 

@@ -219,7 +219,7 @@ def _in_their_place(lost: Sequence[CollectedTest], new: Sequence[CollectedTest])
 
 
 def _nearest(lost: Sequence[CollectedTest], new: Sequence[CollectedTest]) -> dict[str, CollectedTest]:
-    """Match lost tests of one function with the most similar new tests, by the ids of the lost cases."""
+    """Match lost tests of one function with the most similar new tests. Keys are ids of the lost cases."""
     if len(lost) * len(new) > MOST_PAIRS:
         # Comparing every pair would take minutes. Match cases by position, because a loop that generates
         # cases keeps their order.

@@ -10,7 +10,9 @@ from perfsuite.node.processes import captured
 from perfsuite.report.console import say
 
 MOST_SAID = 2000  # maximum length of pytest's message, in characters
-CANNOT_TELL = 3  # exit status of doctor and selftest on a busy machine, on which a measurement can wait
+# Exit status of doctor and selftest if a check has no result, for example because the machine is busy. A
+# measurement is still possible, because it can wait until the machine is quiet.
+CANNOT_TELL = 3
 
 
 def run(module: str, *arguments: str) -> int:

@@ -1,4 +1,4 @@
-"""Use git to find how a branch changes its own checks. `perfsuite.verdict.judge_changes` describes them."""
+"""Use git to find changes of a branch to its own checks. `verdict.judge_changes` describes the changes."""
 
 import os
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ def _since(base: str, options: Options) -> list[str]:
 
 
 def _linked(top: Path, listed: str, places: Places) -> frozenset[str]:
-    """Find the links in the repository whose names can affect verdicts, and return their targets.
+    """Return the targets of those links in the repository that have the name of a file that affects verdicts.
 
     Targets are relative to `top`. Targets outside of `top` are left out.
     """

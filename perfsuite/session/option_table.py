@@ -138,19 +138,19 @@ _REPORT_FILES = {
     "results.json": (b'"perfsuite"',),
     "results-*.json": (b'"perfsuite"',),
 }
-"""The files of a report, and words of which one is near the beginning of each file that perfsuite wrote."""
+"""Texts by file of a report. One of a file's texts is near its beginning if perfsuite wrote the file."""
 _BEGINNING = 1_000_000  # number of bytes
 
 
 def report(value: str) -> Path:
-    """Parse the directory of a report. Raises `ValueError` if the report would replace a file of others."""
+    """Parse the directory of a report. Raises `ValueError` if a file to be replaced is not perfsuite's."""
     if os.path.isfile(value):
         raise ValueError("a directory (this is a file)")
     for pattern, words in _REPORT_FILES.items():
         for existing in path(value).glob(pattern):
             if not _begins_with(existing, words):
                 name = existing.name
-                raise ValueError(f"a directory whose {name}, if it has one, was written by perfsuite")
+                raise ValueError(f"another directory (perfsuite did not write the file {name} in this one)")
     return Path(value)
 
 

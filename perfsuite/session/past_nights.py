@@ -1,4 +1,4 @@
-"""Find past sessions that launched the code of the baselines, to estimate the noise from them as well.
+"""Find past sessions that launched the code of the baselines. They are also used to estimate the noise.
 
 There are two kinds: sessions in which nothing changed, and launches of a session's reference.
 """

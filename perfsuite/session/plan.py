@@ -105,7 +105,7 @@ def planned(cases: Iterable[Case], past: dict[str, Past], today: date) -> list[P
 class Budget:
     """The time of a session, and how much of it is left.
 
-    No case is launched a second time unless there is time for the first launch of every other case. This way,
+    A case is launched a second time only if there is time for the first launch of every other case. This way,
     counts are judged for as many cases as possible, and times for the cases that come first.
     """
 

@@ -19,7 +19,7 @@ def predicted(run: Run, directory: Path, *, dry_run: Callable[..., Run] = dry_ru
     """Return the expected time of a launch's step, or why it is unknown.
 
     `dry_run` runs the case dry on the simulated machine of the launch. It uses the CPU for some seconds, so
-    no launch must be measured at the same time. If the launch already shows that its time cannot be
+    nothing else may be measured at the same time. If the launch already shows that its time cannot be
     predicted, there is no dry run.
     """
     try:

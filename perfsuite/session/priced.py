@@ -2,9 +2,9 @@
 
 Between two dry runs, prices are predicted for collectives, kernels, FLOPs, and waits of the host for the GPU.
 The prediction replays the logged steps. A replay takes seconds, so a naive price is estimated first: the time
-that the changed work takes by itself, such as the bytes of a collective on its link. Only the changes with
-the highest naive prices are replayed. Launches do not log when streams wait for each other, so all of their
-prices are naive.
+that the changed work takes by itself, for example to send the bytes of a collective over its link. Only the
+changes with the highest naive prices are replayed. Launches do not log when streams wait for each other, so
+all prices of their changes are naive.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from perfsuite.session.logged_steps import Log, LoggedSteps
 
 MOST = 5  # maximum number of replayed changes of a case, because a replay takes up to some seconds
 NOT_REPLAYED = f"only the {MOST} changes that take longest by themselves are replayed"
-# Ending of the field of a finding about calls that wait for all work, for a stream or for an event.
+# Suffix of `Finding.field` for calls such as `torch.cuda.Stream.synchronize`, in which the host waits.
 SYNCHRONIZE = ".synchronize"
 NO_LOG_OF_LAUNCHES = "only dry runs log when streams wait for each other"
 NO_LOG_OF_BASELINE = "a baseline does not contain the log of its step"
@@ -47,7 +47,7 @@ WAIT_S = Host().read_s + Host().forward_s + Host().launch_s
 
 
 def priced(verdict: Verdict, arms: Sequence[Run], logs: Sequence[Log]) -> Verdict:
-    """Return the verdict with prices on changed counts, also on the change that explains the verdict.
+    """Return the verdict with prices on the judged changes, and on the change that explains the verdict.
 
     The most expensive findings come first. `arms` are runs of arm A and arm B, and `logs` are their logs. A
     baseline has no run of its own, so a run of the case takes its place.
@@ -225,7 +225,7 @@ def _of_kernels(change: _Change) -> Cost:
 
 
 def _as_cost(its: Price, *, is_more: bool) -> Cost:
-    """Convert the price of work to a change from arm A to B. Without `is_more`, arm B saves this work."""
+    """Convert the price of work to the cost of a change. Without `is_more`, arm B saves this work."""
     if its.least_s is None or its.most_s is None:
         return Cost(hidden_above=its.hidden_above)
     least_s, most_s = (its.least_s, its.most_s) if is_more else (-its.most_s, -its.least_s)
@@ -264,7 +264,8 @@ def _collectives_alone_s(change: _Change, collective: Collective) -> float | Non
 def _link_bytes_per_s(collective: Collective, run: Run) -> float | None:
     """Return the rate of the link that a group of ranks uses; None if it is unknown.
 
-    All members of the group on one machine share their parts of the machine's network.
+    Each device has an equal part of its machine's network. The members of the group on one machine use their
+    parts together.
     """
     machine = run.machine
     devices = run.case.topology.processes_per_node

@@ -35,7 +35,7 @@ from perfsuite.verdict.waivers import remarks, waive
 
 @dataclass
 class Record:
-    """The content of `results.json`: the results of a session and more. Each result rewrites this file."""
+    """The content of `results.json`: a session's results and more. Each new result rewrites the file."""
 
     mode: Mode
     saves: bool = True  # whether to write `results.json` when a case begins and when it is judged

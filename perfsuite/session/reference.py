@@ -2,8 +2,8 @@
 
 The reference is the environment and the commit of the reviewed baselines. Its code is unchanged, so if its
 speed changes, the machine is the cause. If a case looks slower than the reference, the reference is also
-launched on this case, to exclude that only this case is slow tonight for another reason than its code. If the
-reference cannot be launched or used, the reason is reported, and the session continues without the reference.
+launched on this case. This shows whether something other than its code makes only this case slow tonight. If
+the reference cannot be launched or used, the reason is reported, and the session continues without it.
 """
 
 from collections import Counter

@@ -12,7 +12,7 @@ from perfsuite.results.store import BaselineStore, SessionDir, Store, digest_of
 from perfsuite.verdict.comparability import of_any_allocation
 
 FAILURES_OF_THE_MACHINE: tuple[FailureKind, ...] = ("cancelled", "error", "missing_report", "no_baseline")
-"""Failures that are not evidence against the code: a cancelled step, a file that cannot be written, a killed
+"""Failures that are not evidence against the code: a cancelled job, a file that cannot be written, a killed
 launcher, a missing baseline that might exist by now."""
 MOST_DIFFERENCES = 5  # maximum number of differences listed between two sessions
 
@@ -104,6 +104,6 @@ def holds(result: Measurement, case: Case, machine: Machine, baselines: Baseline
     files = (result.baseline_file, stored), (counts.baseline_file if counts else None, counted)
     if not all(before in (None, str(now.file) if now else None) for before, now in files):
         return False
-    # One of the two might not have existed when the case was judged.
+    # One of the two baselines might not have existed when the case was judged.
     possible = [(stored, counted), (stored,), (counted,)]
     return result.judged_by in (None, *map(digest_of, possible))

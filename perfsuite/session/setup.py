@@ -86,8 +86,8 @@ def missing_baselines(directory: Path, root: Path) -> str | None:
     if directory.is_dir() or directory.resolve() == (root / BASELINES).resolve():
         return None
     return (
-        f"no case has a reviewed baseline, because there is no directory {directory}. Correct "
-        "--perf-baselines, --baselines or perf_baselines, unless you have not accepted a baseline yet"
+        f"no case has a reviewed baseline, because there is no directory {directory}. If you have already "
+        "accepted a baseline, correct --perf-baselines, --baselines or perf_baselines"
     )
 
 

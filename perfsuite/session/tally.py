@@ -33,7 +33,7 @@ class Tally:
 
     @property
     def nothing_measured(self) -> bool:
-        """Whether none of the results measures the code, although the session should have measured it."""
+        """Whether no result measures the code. A known issue that was seen again counts as measured."""
         return not self.only_shown and all(
             result.outcome in UNMEASURED and result.excused != "known issue" for result in self.results
         )

@@ -87,13 +87,13 @@ def judge_pairs(
 
     With a `metric`, the verdict is `undecided` until that metric is decided. Without a `metric`, the verdict
     is `undecided` until tokens/s and all other metrics are decided, or until tokens/s is decided and some
-    metric is worse. `tolerance` applies to `metric` if it is given, and to tokens/s if it is not. `max_pairs`
+    metric is worse. `tolerance` applies to `metric`, or to tokens/s if no `metric` is given. `max_pairs`
     includes unhealthy pairs. After `max_unhealthy` unhealthy pairs, the verdict is `unhealthy`, unless
     healthy pairs are in the majority.
 
-    The verdict's `launches` counts launches of both arms, but its `unhealthy_launches` are numbers of pairs.
-    With `corrects`, times are corrected with the probe for the drift of the machine. Set `corrects` only if
-    both arms have the same packages and environment variables.
+    The verdict's `launches` counts launches of both arms, but its `unhealthy_launches` contains pair numbers
+    (from 1). With `corrects`, the probe is used to correct times for the drift of the machine. Set `corrects`
+    only if both arms have the same packages and environment variables.
     """
     launches = len(a) + len(b)
     failed = _failed(a, b)
@@ -319,15 +319,15 @@ def _unless_more_often(check: Check, span: str, a: Sequence[Run], b: Sequence[Ru
     then, now = ([run.spans[span].occurrences for run in runs if span in run.spans] for runs in (a, b))
     if not then or not now or max(now) <= max(then):
         return check
-    note = f"{ARM_B} has more of them, {max(now)} instead of {max(then)}, so a shorter time is not better"
+    note = f"{ARM_B} has more such spans, {max(now)} instead of {max(then)}, so a shorter time is not better"
     return check.replace(outcome="passed", note=note)
 
 
 def _only_growth_judged(counts: CountCheck) -> CountCheck:
-    """Return the counts of timed arms, which are not judged but only explain changes of times.
+    """Return counts that are not judged. In a comparison of times, they only explain changes of times.
 
-    An increase of kept objects is an exception and is judged: kept objects slow down and end long runs, but
-    do not affect the measured window.
+    An exception is an increase of kept objects, which is judged. Kept objects slow down and end long runs,
+    but do not affect the measured window.
     """
     findings = tuple(
         finding
@@ -420,7 +420,7 @@ def _pairs_with_span(metric: SpanSeconds, a: Sequence[Run], b: Sequence[Run]) ->
 def _missing(
     metric: Metric, check: Check, before: Sequence[float | None], now: Sequence[float | None]
 ) -> Check | None:
-    """Return the check with what is missing or not a size in one of the arms, or None if nothing is."""
+    """Return a `failed` or `inconclusive` check if a value of an arm is missing or not a size, else None."""
     for arm, values in ((ARM_A, before), (ARM_B, now)):
         bad = [value for value in values if not is_size(value)]
         if bad:
@@ -440,8 +440,8 @@ def _probes(a: Sequence[Run], b: Sequence[Run]) -> tuple[list[float], list[float
 
 
 def _counts(a: Sequence[Run], b: Sequence[Run], *, judges: bool = False) -> CountCheck | None:
-    hidden = exact.why_hidden([*a, *b])
-    if hidden:
+    hidden = exact.why_hidden(a)
+    if hidden:  # arm B can then only seem to do more work
         return CountCheck(outcome="not counted", notes=hidden, compared=False)
     of_a = counted(a)
     return exact.check(b, count_baseline.from_runs(of_a), of_arm=judges) if of_a else None

@@ -12,14 +12,15 @@ from perfsuite.verdict.sequential import FEWEST_LAUNCHES
 NEGLIGIBLE = f"changes below {PART_SHARE:.0%} of a step, or {1e3 * PART_S:.0f} ms, do not count"
 NEGLIGIBLE_SPAN = f"changes below {SPAN_S:g} s do not count"
 UNSEEN_SPAN = (
-    "its time is unknown, which is not an improvement. If it no longer happens, accept a new baseline"
+    "its time is unknown, which is not an improvement. If the span no longer happens, accept a new baseline"
 )
 LOOKS_CHANGED = 0.5
 """If a span or the CPU time changed by more than this share of the allowed change, it looks changed, and is
 worth more launches."""
 LOOKS_THE_SAME = "it looks unchanged, but more launches are needed to be sure (--perf-min-launches)"
 NOT_WORTH_A_LAUNCH = (
-    "not launched again for this, because everything else is decided. To decide it, raise --perf-min-launches"
+    "the case was not launched again for this metric, because everything else is decided. To decide it, "
+    "raise --perf-min-launches"
 )
 NO_LOADER = "if the loader is not a torch DataLoader, name it: Script(loader='module:name')"
 

@@ -26,12 +26,12 @@ One healthy launch in 44 exceeds this limit, but a case ends only after three un
 OBSERVED = "observed "  # prefix of observed settings in `setting_differences`
 UNEXPLAINED = "settings differ, but no recorded version or variable does"
 POWER_LIMIT_LOWER = 0.01  # share by which the GPUs' power limit may be lower than at the baseline
-CLOCK_DIFFERS = 0.02  # a change of the measured window's median SM clock is listed above this share
+CLOCK_DIFFERS = 0.02  # the median SM clock in the measured window is listed if it changed by more than this
 DEVICE_MEMORY_GREW = 256 * 2**20  # the GPU memory (from NVML) is listed if it grew by more bytes than this
 PROBE_STACK = ("torch", "cuda", "cudnn", "nccl", "driver", "threads")
 """The software that affects the probes. If any of it changed, a slow probe does not mean a slow machine."""
 OF_RANKS = re.compile(r" of ranks? [\d,-]+$")
-"""The end of the name of a variable that has another value on some ranks than on rank 0."""
+"""The suffix of a variable's name if some ranks have another value of the variable than rank 0."""
 OF_ALLOCATION = ("cores", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 """The parts of the environment that name the GPUs and cores of a job."""
 _NUMBERS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")  # of GPUs or cores, such as `0-3,6`
@@ -216,7 +216,7 @@ def of_any_allocation(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def allocation_changes(run: Run, baseline: Baseline) -> list[str]:
-    """Return which GPUs and cores the job got, and which the baseline's job, if they differ."""
+    """Return how the GPUs and cores that the job got differ from those of the baseline's job."""
     then, now = (observed.environment for observed in _observed(run, baseline))
     changed = changed_values(then, now)
     return [change for name, change in changed.items() if OF_RANKS.sub("", name) in OF_ALLOCATION]
@@ -243,7 +243,7 @@ def environment_changes(run: Run, baseline: Baseline, *, of_allocation: bool = T
     now = today.environment if of_allocation else of_any_allocation(today.environment)
     changed = [*changed_values(before, now).values()]
     observed = {*then.settings}
-    if then.settings.get("trained") == "all":  # only partly trained models have these settings
+    if then.settings.get("trained") == "all":  # models that are trained completely lack these
         observed |= {"adapters", "lora", "quantised_layers"}
     new = sorted(today.settings.keys() - observed)
     changed += [f"{key}: not observed -> {today.settings[key]}" for key in new]

@@ -92,7 +92,9 @@ class Computed:
 
 
 def other_computation(then: Computed, now: Computed, whose: str) -> list[str]:
-    """List the reasons why `now` computes something other than `then`. `whose` names `then` in messages.
+    """List the reasons why `now` computes something other than `then`.
+
+    In messages, `then` is called `whose`, such as "the baseline".
 
     A reason is less precision, fewer parameters, different trained parameters, or another number of tokens.
     """
@@ -234,7 +236,8 @@ def _elements_text(elements: Mapping[str, int]) -> str:
 def differences(then: Computed, now: Computed, whose: str) -> list[str]:
     """List the differences that are not failures. `whose` names the side of `then` in messages.
 
-    These are more precision, changes in dtypes of unknown precision, and values that one side did not record.
+    Such a difference is higher precision, a change in dtypes of unknown precision, or a value that one side
+    did not record.
     """
     lacking = [name for key, name in NAMES.items() if now.has(key) and not then.has(key)]
     unknown = list(_of_unknown_precision(then.dtypes, now.dtypes))

@@ -35,7 +35,7 @@ def reasons_to_doubt(
 ) -> list[str]:
     """List reasons why counts below the baseline's do not necessarily mean less work.
 
-    `advice` is the end of reasons that accepting the counts would remove.
+    `advice` is appended to each reason that no longer applies once the new counts are accepted.
     """
     reasons = list(_missing_work(runs, baseline, launches, advice=advice))
     of_runs = (does_less_later(runs, baseline.counts), _lacks_events(runs, baseline.counts, advice=advice))
@@ -45,7 +45,7 @@ def reasons_to_doubt(
 def _missing_work(
     runs: Sequence[Run], baseline: CountBaseline, launches: Launches, *, advice: str
 ) -> Iterator[str]:
-    """Yield FLOPs and bytes that are missing, and might have been done without being counted.
+    """Yield sentences about FLOPs and bytes that are missing, but might only be uncounted.
 
     If FLOPs are missing, the step might have a smaller input, or the FLOPs might be those of new operators
     without a FLOP formula. If more than half of the FLOPs or bytes are missing, the work might be done
@@ -89,8 +89,8 @@ def _lacks_events(runs: Sequence[Run], before: Sequence[RankCounts], *, advice: 
     """Return a reason to doubt the counts if some launch lacks an event of the other side.
 
     The work of this event might now be done in a way that is not recognised, such as in a thread, or with
-    another writer. `before` has the counts of the baseline or of the other arm. Returns None if all launches
-    have all of its events.
+    another writer. `before` has the counts of the other side: the baseline or the other arm. Returns None if
+    all launches have all events of that side.
     """
     expected = _events_of(before)
     missing = {event for run in counted(runs) for event in expected - _events_of(run.counts)}
@@ -146,8 +146,8 @@ def _least_share(counts: Counts) -> tuple[float, int]:
 def works_in_threads(runs: Sequence[Run], before: int | None) -> str | None:
     """Return a reason to doubt that a step does less work: more threads compute than on the other side.
 
-    `before` is the number of other threads that computed on the other side. Returns None if there are not
-    more such threads now, or if `before` is unknown. Call this only if the counted work decreased: threads of
+    `before` is the value of `other_threads` on the other side. Returns None if the number is not higher now,
+    or if `before` is unknown. Call this only if the counted work decreased: threads of
     loggers and loaders compute in some steps only, so more threads are not a reason to doubt equal work.
     """
     now = min((run.other_threads for run in counted(runs)), default=0)

@@ -20,7 +20,7 @@ from perfsuite.verdict.counted_spans import combined, counted_spans
 
 Judged = Literal["regressed", "improved", "passed"]
 Launches = Sequence[Sequence[RankCounts]]  # the counts of each launch
-MANY_MORE = 2  # the same bytes are `regressed` if sent in more than this many times the baseline's calls
+MANY_MORE = 2  # if the bytes are equal, more than this many times the baseline's calls are `regressed`
 _WAITS = (quantities.HOST_READS, quantities.COPIES, quantities.BLOCKING, quantities.STALLS)
 _OF_MEMORY = (
     quantities.PEAK,
@@ -80,7 +80,8 @@ def _in_all_spans(
 ) -> Iterator[tuple[Quantity, Finding, Counts]]:
     """Yield the changes in the counts of one rank, both in steps and in other spans of the run.
 
-    Each change comes with the baseline's counts of its span, or of the reported step if it is in steps.
+    Each change comes with the baseline's counts of its span. A change in steps comes with the counts of the
+    reported step.
     """
     in_steps = defaultdict[str, dict[int, Finding]](dict)
     by_name: dict[str, Quantity] = {}

@@ -112,8 +112,8 @@ def _other_dtype(before: list[Collective], now: list[Collective]) -> str:
 def _where(before: list[Collective], now: list[Collective]) -> str:
     """Return the only phase that changed, such as ` in backward`; empty if several phases changed.
 
-    A phase has changed if its number of calls has. If no phase has another number of calls, the bytes of each
-    phase are compared instead.
+    A phase counts as changed if its number of calls changed. If no phase has another number of calls, the
+    bytes of each phase are compared instead.
     """
     phases = _moved("count", "phase", before, now) or _moved("bytes", "phase", before, now)
     return f" in {next(iter(phases))}" if len(phases) == 1 else ""

@@ -15,7 +15,7 @@ class Evidence(Generic[T]):
     """The healthy launches (or pairs of launches), and the problems of the others, which are set aside."""
 
     healthy: Sequence[T]
-    set_aside: Mapping[int, Sequence[str]]  # problems by the number of the launch or pair, from 1
+    set_aside: Mapping[int, Sequence[str]]  # problems of each launch or pair, by its number (from 1)
 
     @classmethod
     def of(cls, launches: Sequence[T], problems: Mapping[int, Sequence[str]]) -> "Evidence[T]":

@@ -1,8 +1,8 @@
 """Judge the counts of a step exactly, against those of a baseline. Pure.
 
 No statistics are needed, because counts have no noise. More of anything is `regressed`, less is `improved`.
-If the number of calls differs but the sum that is judged does not, the difference is only listed. The outcome
-is `not counted` if a step did work that was not counted.
+If collectives send the same bytes in another number of calls, the difference is only listed, up to
+`MANY_MORE` times the baseline's calls. The outcome is `not counted` if a step did work that was not counted.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -57,8 +57,8 @@ def unlike_compiled(runs: Sequence[Run], baseline: CountBaseline) -> str | None:
     if not compiles or any(entry.counts.kernels is None for entry in baseline.counts):
         return None
     return (
-        "cannot be compared: this dry run compiled the model, which the baseline's did not. Accept the "
-        "counts again (perfsuite baseline accept --only-counts), or delete the baseline"
+        "cannot be compared: this dry run compiled the model, but the baseline's dry run did not. Accept "
+        "the counts again (perfsuite baseline accept --only-counts), or delete the baseline"
     )
 
 
@@ -68,12 +68,12 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool =
     Returns None if all launches failed, or if there are neither counts nor a baseline. Counts that are
     `unlike` the baseline's are not compared. With `of_arm`, the baseline is made from another arm.
     """
-    launches = [run.counts for run in counted(runs)]
+    launches = [run.counts for run in counted(runs) if not run.hidden]
     not_compared = CountCheck(outcome="not counted", compared=False)
     if all(run.failure is not None for run in runs):
         return None
     hidden = why_hidden(runs)
-    if hidden:
+    if hidden and (baseline is None or not launches):
         return not_compared.replace(notes=hidden)
     if baseline is None:
         return not_compared.replace(outcome="recorded") if launches else None
@@ -87,19 +87,45 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool =
     new = [*new_events(baseline, launches)] if of_arm else []
     findings = (*new, *findings)
     outcome: Judged = min((finding.outcome for finding in findings), key=WORST_FIRST.index, default="passed")
-    doubts = reasons_to_doubt(runs, baseline, launches, advice="" if of_arm else _ACCEPT)
+    # Work that was not counted can only make counts too low, so more work than in the baseline is certain.
+    doubts = [*hidden, *_missing_ranks(runs, baseline, launches)]
+    doubts += reasons_to_doubt(runs, baseline, launches, advice="" if of_arm else _ACCEPT)
     if doubts:
         findings = tuple(
             finding.replace(outcome="passed") if finding.outcome == "improved" else finding
             for finding in findings
         )
     changed = [] if of_arm else changed_versions(baseline.versions, versions_of(counted(runs)[-1]))
+    one_sided = _not_judged(baseline, launches, {event.span for event in new})
     upgraded = [f"counted with other versions: {', '.join(changed)}"] if changed and findings else []
     return CountCheck(
         outcome="not counted" if doubts and outcome != "regressed" else outcome,
         findings=findings,
         unsteady=tuple(sorted({*baseline.unsteady, *unsteady(launches)})),
-        notes=(*doubts, *upgraded, *_not_judged(baseline, launches, {event.span for event in new})),
+        grown=_grown(baseline, launches),
+        one_sided=tuple(one_sided),
+        notes=(*doubts, *upgraded, *[note for note in one_sided if note not in doubts]),
+    )
+
+
+def _missing_ranks(runs: Sequence[Run], baseline: CountBaseline, launches: Launches) -> list[str]:
+    """Name the ranks whose work was not counted, although the baseline has it.
+
+    In a dry run, the user chooses the ranks.
+    """
+    if any(run.dry for run in runs):
+        return []
+    now: set[int] = set.intersection(*map(ranks_in, launches))
+    missing = ranks_in(baseline.counts) - now
+    return [_rank_note(missing, _NOT_COUNTED)] if missing else []
+
+
+def _grown(baseline: CountBaseline, launches: Launches) -> tuple[str, ...]:
+    """Return the unsteady fields that are larger than in any launch of the baseline."""
+    unjudged = {*baseline.unsteady, *unsteady(launches)}
+    now = unsteady([baseline.counts, *launches])
+    return tuple(
+        field for field, value in now.items() if field in unjudged and value > baseline.largest.get(field, 0)
     )
 
 
@@ -128,7 +154,7 @@ def _not_judged(baseline: CountBaseline, launches: Launches, judged: Collection[
     then = ranks_in(baseline.counts)
     now = set.intersection(*map(ranks_in, launches))
     missing = ((then - now, _NOT_COUNTED), (now - then, _NOT_IN_BASELINE))
-    notes = [f"{_named(sorted(ranks))} not judged: {where}" for ranks, where in missing if ranks]
+    notes = [_rank_note(ranks, where) for ranks, where in missing if ranks]
     for _, before, after in alike(baseline, launches):
         notes += _spans_not_judged(before, after, judged)
         notes += _quantities_not_judged(before, after)
@@ -173,6 +199,10 @@ def _only_on_one_side(quantity: Quantity, before: Counts, after: Sequence[Counts
     if is_before == all(quantity.value(counts) is not None for counts in after):
         return None
     return _NOT_COUNTED if is_before else _NOT_IN_BASELINE
+
+
+def _rank_note(ranks: set[int], where: str) -> str:
+    return f"{_named(sorted(ranks))} not judged: {where}"
 
 
 def _named(ranks: Sequence[int]) -> str:

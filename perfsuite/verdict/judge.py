@@ -17,7 +17,7 @@ from perfsuite.verdict.checks import worst_verdict, worth_a_launch
 from perfsuite.verdict.computation import Computed, differences, does_less, other_computation
 from perfsuite.verdict.evidence import Evidence
 from perfsuite.verdict.loss import are_compared, loss_differs, scaled
-from perfsuite.verdict.metric_checks import check_metric, uninstalled_checks, without_verdict
+from perfsuite.verdict.metric_checks import check_metric, unusable_checks, without_verdict
 from perfsuite.verdict.noise import ClassNoise
 from perfsuite.verdict.policy import Policy
 from perfsuite.verdict.tonight import Tonight
@@ -136,7 +136,7 @@ def _compare(
     metrics = _metrics(runs, baseline)
     checks = [check_metric(metric, runs, baseline, noise, policy, tonight) for metric in metrics]
     checks = worth_a_launch(checks, len(runs))
-    verdict = worst_verdict([*checks, *uninstalled_checks(runs, baseline)], len(runs))
+    verdict = worst_verdict([*checks, *unusable_checks(runs, baseline)], len(runs))
     both = zip(metrics, checks, strict=True)
     # pragma: no mutate runs[0]: all launches of a case have one device
     noisy = {check.outcome for metric, check in both if metric.judging(runs[0].machine.device) != "exact"}

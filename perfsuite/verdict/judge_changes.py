@@ -23,7 +23,7 @@ from perfsuite.results.waivers import Waiver
 from perfsuite.verdict import exact
 from perfsuite.verdict.loss import part_of_steps
 
-UNREADABLE = "\0"  # content that is reported for anything that is not a file, or is too large to read
+UNREADABLE = "\0"  # stands for the content of anything that is not a file, or is too large to read
 LONGEST = 60  # maximum number of characters of a setting's value
 MOST_COUNTS = 3  # maximum number of changed counts that are named for a baseline
 _WORDS = {
@@ -48,7 +48,7 @@ class FileChange(NamedTuple):
     name: str  # relative to the top of the repository, with slashes
     before: str | None  # its text at the base; None if it did not exist
     now: str | None  # its text now; None if it does not exist
-    link: str | None = None  # target of the link, if it is now a link
+    link: str | None = None  # target of the link, if the file is now a link
 
     @property
     def word(self) -> str:
@@ -250,7 +250,8 @@ def _read(kind: type[B], text: str | None) -> B | None:
 def _both(change: FileChange, read: Callable[[str | None], T], name: str, base: str) -> tuple[T, T]:
     """Parse a file on both sides with `read`, which gets None for a file that does not exist.
 
-    Raises `FileError` if a side cannot be parsed. The message calls the file `name`, and names the side.
+    Raises `FileError` if a side cannot be parsed. The message names this side, and refers to the file by
+    `name`.
     """
     both = []
     for text, where in ((change.before, f"at {base}"), (change.now, "in its current version")):

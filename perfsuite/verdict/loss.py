@@ -344,7 +344,8 @@ def _usual(curves: Sequence[Curve], degrees: int, fewest: int = FEWEST) -> list[
     - `LOSS_FLOOR` times the mean
 
     A new launch is compared with an estimated mean, hence the factor sqrt(1 + 1 / launches). With fewer than
-    `fewest` curves, only the third applies. Each launch except the first adds `degrees` degrees of freedom.
+    `fewest` curves, the allowed difference is `LOSS_FLOOR` times the mean. Each launch except the first adds
+    `degrees` degrees of freedom.
     """
     count = len(curves)
     places = _by_place(curves)

@@ -15,7 +15,7 @@ from perfsuite.results.metric import (
     PartOfStep,
     SpanSeconds,
     described,
-    find_metric,
+    usable_metric,
 )
 from perfsuite.results.outcome import Check
 from perfsuite.results.rank_report import COLD
@@ -66,7 +66,7 @@ NOT_HELPED = (
     "cases vary within a session as much as sessions differ, so the reference does not help: launch the case "
     "and its reference in pairs (perfsuite compare)"
 )
-UNINSTALLED = "its value is unknown: install its package, or accept a new baseline without this metric"
+UNUSABLE = "its value is unknown: install its package again, or accept a new baseline without this metric"
 UNKNOWN_EXPONENT = "it is unknown how the speed depends on the probe: accept a baseline of more launches"
 
 
@@ -153,7 +153,10 @@ class SequentialCheck:
         return decided
 
     def _is_usual_between_sessions(self, change: float) -> bool:
-        """Return whether two sessions of the same code can differ this much without a baseline showing it."""
+        """Return whether a change of this size is usual between sessions of the same code.
+
+        This matters only if no baseline shows how much sessions differ.
+        """
         is_of_span = isinstance(self.metric, SpanSeconds)
         is_time = isinstance(self.metric, PartOfStep) or self.metric in MACHINE_METRICS
         is_of_host = self.device == "cpu" or is_of_span
@@ -197,17 +200,17 @@ def check_metric(
     return _corrected_for_drift(sequential, runs, baseline, noise, tonight)
 
 
-def uninstalled_checks(runs: Sequence[Run], baseline: Baseline) -> list[Check]:
-    """Return an `inconclusive` check for each metric of the baseline whose package is no longer installed.
+def unusable_checks(runs: Sequence[Run], baseline: Baseline) -> list[Check]:
+    """Return an `inconclusive` check for each metric of the baseline whose package can no longer be used.
 
     The package says whether the metric is judged. Without it, a regression of the metric cannot be ruled out.
     """
     names = sorted({name for launch in baseline.launches for name in launch.figures.extra})
-    gone = [described(name) for name in names if find_metric(name) is None]
+    gone = [described(name) for name in names if usable_metric(name) is None]
     return [
         # pragma: no mutate [0] to [-1]: all launches are of one case
         unjudged(metric, runs[0], [], baseline.values(metric.name), 0).replace(
-            outcome="inconclusive", note=UNINSTALLED
+            outcome="inconclusive", note=UNUSABLE
         )
         for metric in gone
     ]
@@ -216,8 +219,8 @@ def uninstalled_checks(runs: Sequence[Run], baseline: Baseline) -> list[Check]:
 def without_verdict(metric: Metric, runs: Sequence[Run], baseline: Baseline | None) -> Check:
     """Return a check that is not judged yet.
 
-    The check is `failed` if a value is missing or is not a size. If such a value is a part of the step, the
-    check is `inconclusive`, because the loader might be unknown.
+    The check is `failed` if a value is missing or is not a size. For a metric that measures a part of the
+    step, the check is `inconclusive` instead, because the loader might be unknown.
     """
     values = [metric.of(run.figures) for run in runs]
     then = baseline.values(metric.name) if baseline is not None else []
@@ -249,7 +252,7 @@ def _corrected_for_drift(
     """Decide a check. The probe of each launch is used to correct the drift of the machine.
 
     If the probe's software changed, the outcome must be the same with and without the correction. As long as
-    the probe's exponent is unknown, a regression must also show with and without the correction.
+    the probe's exponent is unknown, a regression must show both with and without the correction.
     """
     metric = sequential.metric
 

@@ -63,7 +63,7 @@ def class_noise(baselines: Sequence[Baseline], nights: Sequence[Baseline] = ()) 
     """Estimate the noise from the launches of all baselines of one hardware class.
 
     `nights` has the launches of later sessions that ran the code of the baselines. They only add to what is
-    known about the noise between sessions, and of a case within a session.
+    known about two kinds of noise: between sessions, and of a case within a session.
     """
     by_baseline = [[launch.figures for launch in baseline.launches] for baseline in baselines]
     groups = (pairs(figures, TOKENS_PER_S) for figures in by_baseline)
@@ -309,8 +309,8 @@ def probe_exponent(groups: Sequence[Sequence[Pair]]) -> float:
 
     The least-squares slope is multiplied by max(0, 1 - E[F] / F). F is the squared t statistic of the slope.
     With d residual degrees of freedom, E[F] = d / (d - 2) is the expectation of F if there is no relation.
-    The result is 0 if d is below 3, or if the correction does not lower the clipped noise. Five launches with
-    unrelated probes give an exponent above 0 about 7 times in 100.
+    The result is 0 if d is below 3, or if correcting the launches with it would not lower their clipped
+    noise. Five launches with unrelated probes give an exponent above 0 about 7 times in 100.
     """
     y, x = ([log for group in groups for log in _centred_logs(group, of)] for of in (0, 1))
     exponent = shrunk_slope(x, y, len(y) - len(groups) - 1)

@@ -1,8 +1,8 @@
-"""Plan how often to launch cases and canaries so that a wanted change is found the same night. Pure.
+"""Plan how often to launch cases and canaries to find a change of a wanted size in one night. Pure.
 
 A plan and the gate that will judge the night use the same noise, and the same formula for the smallest change
 that is found 95 times in 100. Even if the reference shows exactly how fast the machine is, the noise of a
-case within a session remains. If this noise alone hides the wanted change, only launches in pairs can find
+case within a session remains. If this noise alone hides such a change, only launches in pairs can find
 it.
 """
 

@@ -24,12 +24,12 @@ class Policy:
     tolerance: float | None = None  # tolerance of tokens/s; None: the usual tolerance of the metric
 
     def tolerance_of(self, metric: Metric, device: str) -> float:
-        """Return the largest relative growth of a metric's cost that passes."""
+        """Return by how much a metric's cost may grow, as a share, before the check no longer passes."""
         if self.tolerance is not None and metric.name == TOKENS_PER_S.name:
             return self.tolerance
         return metric.tolerance(device)
 
     @property
     def most(self) -> int:
-        """The maximum number of healthy launches, which is at least `min_launches`."""
+        """The maximum number of launches, including those that are set aside: at least `min_launches`."""
         return max(self.max_launches, self.min_launches)

@@ -75,7 +75,7 @@ def _calls(before: Profile, entry: RankProfile, *, by_rank: bool) -> tuple[str, 
 
 
 def _changed_calls(before: Profile, now: Profile) -> list[tuple[str, tuple[float, float]]]:
-    """Return the names with changed calls and the calls on both sides, most likely cause first.
+    """Return the names whose number of calls changed, with both numbers. The most likely cause comes first.
 
     Operators and synchronisations come before the kernels that they launch, and views come last. Within each
     group, new and removed names come first. The others are sorted by relative change of calls. If these are

@@ -1,8 +1,8 @@
 """Robust estimates, on which one outlying launch has little effect, and quantiles of Student's t.
 
 Location and scale are estimated from logarithms of seconds. Clipping follows Huber, Robust Statistics (1981).
-The location is estimated with one step from the median. Student's t follows Wallace, Annals of Mathematical
-Statistics 30 (1959) 1121.
+The location is a one-step estimate that starts at the median. Student's t follows Wallace, Annals of
+Mathematical Statistics 30 (1959) 1121.
 """
 
 import math

@@ -7,7 +7,7 @@ changes are relative. `decide` judges the launches so far and returns one of
     improved      significantly faster than the baseline, possibly by the tolerance or more
     passed        a slowdown by the tolerance is excluded
     undecided     launch once more
-    inconclusive  `max_launches` are used up, or the remaining launches would hardly decide
+    inconclusive  `max_launches` are used up, or further launches are unlikely to decide
 
 The test follows Wald, Sequential Analysis (1947). The mean of n launches minus the mean of K baseline
 launches has variance sigma^2 (1/K + 1/n). As a function of 1/variance, this difference is a Brownian motion,
@@ -99,7 +99,7 @@ class Decision:
 
     @property
     def blind(self) -> bool:
-        """Whether the gate misses drops as large as its tolerance more than 5 times in 100."""
+        """Whether the gate misses more than 5 of 100 drops that are as large as its tolerance."""
         return self.minimum_detectable_drop > self.tolerance
 
 
@@ -131,7 +131,8 @@ def decide(
 
     Call this after each launch with all launches so far, until the outcome is not "undecided". `tolerance` is
     the largest relative slowdown that passes: 0.03 is 3%. Launches stop if a decision would need a shift of
-    the mean by more than `z_hopeless` standard errors. Raises ValueError if it is out of range.
+    the mean by more than `z_hopeless` standard errors. Raises ValueError if the tolerance is out of
+    range.
     """
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance is {tolerance!r}, expected a fraction between 0 and 1: 0.03 for 3%")
@@ -258,7 +259,7 @@ def _wald_margin(slow: float, error: float, noise: Noise) -> float:
 def _hopeless(
     change: float, slow: float, noise: Noise, baseline_launches: int, launches: int, most: int, z: float
 ) -> bool:
-    """Return whether the remaining launches, up to `most` in total, would hardly decide.
+    """Return whether further launches, until there are `most` of them, are unlikely to decide.
 
     Deciding would need a shift of the mean by more than `z` standard errors.
     """

@@ -78,7 +78,7 @@ def canary_change(now: list[float], baseline: LaunchesBySession, noise: Noise, c
 
 
 def error_of_launches(noise: Noise, now: int, then: int) -> float:
-    """Return the standard error of a canary's change due to the noise between launches.
+    """Return the standard error that the noise between launches causes in a canary's change.
 
     `now` and `then` are the numbers of launches of the two sides.
     """

@@ -34,16 +34,16 @@ from perfsuite.verdict.shift import (
 MACHINE_METRICS = (*PROBE_CORRECTED, CPU_S_PER_STEP)
 """Metrics that follow the machine's speed. The others, such as memory and counts, are never corrected."""
 CHANGES = ("regressed", "improved")
-AS_THE_REFERENCE = "tonight's reference changed as well: the machine, not the code"
+AS_THE_REFERENCE = "tonight's reference changed as well, so the cause is the machine, not the code"
 NOT_BESIDE = (
     "{measured} compared with the baseline, but {beside} compared with tonight's reference. It is not known "
     "well enough how much cases vary within a session: accept a baseline of more sessions, or launch the "
     "case and its reference in pairs (perfsuite compare)"
 )
-MEASURE_AGAIN = ". Measure and accept a baseline again, on a commit without changes"
+MEASURE_AGAIN = ". Commit all changes, and measure and accept a baseline again"
 WITH_THE_MACHINE = (
-    "the machine itself changed, which affects the reference as well, so the effect is not attributed to the "
-    "code: {changes}"
+    "the machine itself changed, which affects the cases and the reference alike, so the effect is not "
+    "attributed to the code. Changes of the machine: {changes}"
 )
 
 
@@ -61,8 +61,8 @@ class Tonight:
 
     canaries: Mapping[str, CanaryRuns] = field(default_factory=dict)
     confirming: Mapping[str, CanaryRuns] = field(default_factory=dict)
-    """The launches of the reference on cases that looked slower, by id of the case. They do not count for the
-    shift, unless the case is also a canary: such a case was chosen because it looked slower."""
+    """The launches of the reference on cases that looked slower, by id of the case. Because these cases were
+    chosen for looking slower, their launches count for the shift only if the case is also a canary."""
 
     def shift(self, metric: Metric, noise: Noise, exponent: float = 0.0) -> Shift | None:
         """Return how much the machine changed the cost of a metric; None if the launches do not show it.
@@ -204,8 +204,8 @@ def _is_of_machine(name: str) -> bool:
 def looks_slower(check: Check) -> bool:
     """Return whether the reference should be launched on the case itself, before its verdict is final.
 
-    A metric that follows the machine's speed looks slower if it regressed, or if it is inconclusive although
-    its estimated change is not tolerated.
+    A metric that follows the machine's speed looks slower if it regressed, or if it is inconclusive and its
+    estimated change is worse than the tolerance allows.
     """
     better = {metric.name: metric.better for metric in MACHINE_METRICS}
     change = check.judged_change

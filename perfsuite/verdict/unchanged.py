@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import CPU_S_PER_STEP, DATA_WAIT, TOKENS_PER_S, TOKENS_PER_S_MEAN
-from perfsuite.results.outcome import BY_THE_MACHINE, Check, Outcome, Verdict
+from perfsuite.results.outcome import BY_THE_MACHINE, Check, CountCheck, Outcome, Verdict
 from perfsuite.results.rank_report import LOADER
 from perfsuite.results.run import Run, timed_span
 from perfsuite.verdict import comparability
@@ -33,7 +33,8 @@ def unless_unchanged(verdict: Verdict, runs: Sequence[Run], baseline: Baseline) 
     another metric, such as memory, changed. The machine cannot change such a metric, so the cause must be
     something that is not recorded.
     """
-    if verdict.outcome not in ("regressed", "improved") or not verdict.is_same_work:
+    not_compared = _work_not_compared(verdict.counts)
+    if verdict.outcome not in ("regressed", "improved") or not (verdict.is_same_work or not_compared):
         return verdict
     moved = [check for check in verdict.checks if check.outcome in ("regressed", "improved")]
     data_wait = verdict.check(DATA_WAIT.name)
@@ -43,7 +44,10 @@ def unless_unchanged(verdict: Verdict, runs: Sequence[Run], baseline: Baseline) 
     if data_wait is not None and data_wait.outcome != "passed" and not knows_loader:
         return verdict
     changed = dict.fromkeys(change for run in runs for change in changes(run, baseline))
-    if changed and changed.keys() <= {UNKNOWN_CODE, NOT_OBSERVED} and verdict.outcome == "regressed":
+    if not_compared is not None:
+        changed[not_compared] = None
+    unknown = {UNKNOWN_CODE, NOT_OBSERVED, not_compared}
+    if changed and changed.keys() <= unknown and verdict.outcome == "regressed":
         why = MIGHT_BE_THE_MACHINE.format(why=next(iter(changed)))
         return verdict.replace(reasons=(*verdict.reasons, why))
     if changed:
@@ -67,6 +71,14 @@ def unless_unchanged(verdict: Verdict, runs: Sequence[Run], baseline: Baseline) 
     )
 
 
+def _work_not_compared(counts: CountCheck | None) -> str | None:
+    """Return which work was not compared, if all other work is the same. None if there is no such work."""
+    if counts is None or not counts.compared or counts.outcome != "passed" or counts.findings:
+        return None
+    open_work = [*counts.one_sided, *(f"{field}: varies, and was never so large" for field in counts.grown)]
+    return f"not all work was compared ({open_work[0]})" if open_work else None
+
+
 def _is_time(check: Check, *, knows_loader: bool) -> bool:
     if check.metric == DATA_WAIT.name:
         return knows_loader
@@ -82,9 +94,13 @@ def _knows_loader(runs: Sequence[Run], baseline: Baseline) -> bool:
 def changes(run: Run, baseline: Baseline) -> Iterator[str]:
     """Yield what changed since the baseline, and facts that are unknown on either side.
 
-    Not compared are the description of the machine itself (the nodes, their clocks and their probes), which
-    of a node's GPUs and cores the job got, fields of the case that do not change the work, the choices of
-    autotuning, which can differ by chance, and everything that is measured.
+    These are not compared:
+
+    - the description of the machine itself: the nodes, their clocks and their probes
+    - the names of the GPUs and cores of a node that the job got
+    - fields of the case that do not change the work
+    - the choices of autotuning, which can differ by chance
+    - everything that is measured
     """
     if run.inject is not None:
         yield f"the fault {run.inject} was injected"

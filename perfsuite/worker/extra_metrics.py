@@ -21,7 +21,7 @@ class ExtraMetrics:
             if metric is None:
                 raise ExtensionError(
                     f"metric {name!r} is not installed in the environment of the ranks. Install the "
-                    "package that provides it there as well"
+                    "package that provides the metric in that environment as well"
                 )
             if metric.recorder is not None:
                 self._recorders[name] = self._call(name, metric.recorder)

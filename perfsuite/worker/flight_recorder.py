@@ -71,10 +71,10 @@ def watch(run_dir: RunDir) -> None:
 def listen(run_dir: RunDir) -> None:
     """Start the thread that waits for requests. Later calls in the same process have no effect.
 
-    A forked child does not have its parent's thread, but it has an address of its own, so it can start one.
+    A forked child does not have its parent's thread. It can start its own, because it has another address.
     """
-    # The address is in use if this process listens already. If there can be no socket or no thread, the calls
-    # of this process are unknown. Neither must end the training.
+    # Ignore errors, because they must not end the training. The address is in use if this process listens
+    # already. If there can be no socket or no thread, the calls of this process are unknown.
     with contextlib.suppress(OSError, RuntimeError), contextlib.ExitStack() as opened:
         requests = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         requests.bind(run_dir.request_address(os.getpid()))

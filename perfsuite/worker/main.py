@@ -37,7 +37,7 @@ def main(path: str) -> None:
 def measure_rank(run_dir: RunDir, report: RankReport, *, measure: Callable[[Rank], RankReport]) -> None:
     """Measure the rank that `report` identifies, and write its report, also if measuring fails.
 
-    The report is written before the rank meets the other ranks, because this meeting can hang.
+    The report is written before the rank waits for the other ranks at the end, because this wait can hang.
     """
     try:
         rank = Rank(run_dir, documents.read(run_dir.case, CaseFile), report)
@@ -182,7 +182,10 @@ def wait_as_long_as_the_driver(case: Case) -> None:
 
 
 def _nccl_timeout(case: Case) -> timedelta:
-    """Return a timeout for NCCL, longer than the driver's. The driver then ends a hanging job before NCCL."""
+    """Return a timeout for NCCL that is longer than perfsuite's.
+
+    So if a job hangs, perfsuite ends it before NCCL does.
+    """
     return timedelta(seconds=case.timeout_s + NCCL_AFTER_S)
 
 

@@ -54,7 +54,7 @@ LAST_ERROR = re.compile(r"Last error:[ \t]*\n?[ \t]*(?!Exception raised from)(\S
 """Matches the line of an NCCL message that names the cause. It is several lines below the first line."""
 NCCL_ASKED = "NCCL asked for this memory, which does not belong to torch's allocator"
 GRAPHS_UNKNOWN = "it is unknown whether torch.compile made graphs: this version of torch does not count them"
-LEAVE_S = 30  # seconds that a rank has to exit after its last measurement. Then an alarm ends the rank
+LEAVE_S = 30  # seconds within which a rank must exit after its last measurement. Then an alarm ends it
 
 
 class Rank:
@@ -127,7 +127,7 @@ class Rank:
         """Pass an optimizer step to the observer and the counting. This is a hook for torch's optimizers.
 
         If the framework itself ends training steps (`LaunchPlan.clock`), an optimizer can step several times
-        in one training step. In this case, only the first of these optimizer steps is passed on. Raises
+        in one training step. Then only the first of these optimizer steps is passed on. Raises
         `MismatchError` if the training cannot be observed.
         """
         assert self.observer is not None

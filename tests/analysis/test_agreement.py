@@ -36,9 +36,8 @@ def test_distrusts_a_clock_that_disagrees(tmp_path: Path) -> None:
         ranks = [make_report(0), make_report(1, elapsed_s=elapsed_s, uptime_s=uptime_s)]
         failure = run_of(make_case(), tmp_path, ranks).failure
         assert (failure is not None) == is_told
-        took = (
-            f"took {elapsed_s:.2f} s, but according to the kernel's uptime {uptime_s or 0:.2f} s. Something"
-        )
+        other = f"{uptime_s or 0:.2f} s according to the kernel's uptime. Something"
+        took = f"took {elapsed_s:.2f} s, but it took {other}"
         assert failure is None or failure.kind == "mismatch"
         assert failure is None or f"rank 1: according to its clock, training {took}" in failure.message
 
@@ -224,8 +223,8 @@ def test_notes_samples_the_case_does_not_claim(tmp_path: Path) -> None:
     """This is only a note, because the first dimension of a model's input need not be its samples."""
     said = (
         "samples/s counts 256 samples a step (micro_batch x gradient_accumulation on 2 data-parallel ranks). "
-        "In the second step, the model was called with 128, according to the first dimension of its input. "
-        "Correct the case if these are samples"
+        "In the second step, the first dimension of the model's inputs added up to 128. Correct the case if "
+        "this is the number of samples"
     )
     for samples, notes in ((128, ()), (64, (said,)), (None, ())):
         run = run_of(IMAGES, tmp_path, reports(*[evidence_of(11, samples=samples)] * 2))
@@ -282,8 +281,8 @@ def test_nearly_complete_step_hides_nothing() -> None:
 
 def test_finds_fewer_flops_than_the_formula() -> None:
     assert why(launch(FULL.replace(flops={"backward": 2 * FORWARD}))) == (
-        "only 0 FLOP were counted in forward on all ranks, but according to the formula palm-1 it takes "
-        f"{2 * FORWARD:.4g}",
+        "only 0 FLOP were counted in forward on all ranks, but according to the formula palm-1, forward "
+        f"takes {2 * FORWARD:.4g}",
     )
     # In forward, frozen weights are multiplied like any others.
     frozen = FLOPS.replace(per_token=14.0, trained_parameters=0)
@@ -313,8 +312,8 @@ def test_ring_attention_leaves_out_what_is_masked() -> None:
 def test_finds_one_model_with_too_few_bytes_sent() -> None:
     norm_only = FULL.replace(collectives=(sent(4), sent(4_000_000, ranks=1)))
     assert why(launch(norm_only)) == (
-        "the ranks train one model, whose gradients have 4,000,000 bytes, but the ranks were only seen to "
-        "send 4 bytes: gradients were exchanged without being counted, or all ranks are given the same data",
+        "the ranks train one model, whose gradients have 4,000,000 bytes, but the ranks were seen to send "
+        "only 4 bytes: gradients were exchanged without being counted, or all ranks are given the same data",
     )
     first, second = launch(norm_only)
     assert why([first]) == why([second]) != (), "a single rank does not do the work of both"

@@ -177,8 +177,8 @@ def test_failure_after_all_reports_is_a_note(tmp_path: Path) -> None:
     Nothing is missing, even though the agent has not reported.
     """
     for ended, killed, note in (
-        (crash(1, 1.0, "exit code -11"), None, "ended after its report was written: rank 1: exit code -11"),
-        (COMMAND_FAILED, None, f"ended after its report was written: {COMMAND_FAILED.message}"),
+        (crash(1, 1.0, "exit code -11"), None, "processes failed after reporting: rank 1: exit code -11"),
+        (COMMAND_FAILED, None, f"processes failed after reporting: {COMMAND_FAILED.message}"),
         (None, TIMEOUT, "every rank had reported, but the job did not end: killed after 900 s"),
         (None, None, None),
     ):

@@ -294,6 +294,6 @@ def test_best_is_the_fastest_without_retries(results: list[Measurement], best: i
 def test_other_cases_are_no_sweep() -> None:
     other = make_result(make_run(case=make_case(sequence_length=32)), before=None)
     with pytest.raises(
-        ValueError, match=r"differ only in micro_batch, got fake-\S+-s32-b1-\S+ and fake-\S+-s64-b1-"
+        ValueError, match=r"differ only in micro_batch, but got fake-\S+-s32-b1-\S+ and fake-\S+-s64-b1-"
     ):
         best_batch([swept(2, 1000), other])

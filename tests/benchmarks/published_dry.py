@@ -24,17 +24,21 @@ NAMES = (
 )
 GIB = 1 << 30
 SETTINGS = ("table", "model", "GPUs", "parallelism and techniques", "batch", "tokens/s per GPU")
-HEADINGS = (*SETTINGS, "MFU", "share of the roofline", "memory, GiB", "predicted", "error", "seconds")
+HEADINGS = (*SETTINGS, "MFU", "share of the roofline", "memory, GiB", "predicted")
 WITHOUT = (*SETTINGS, "memory, GiB", "why it is not a case")
 
 
 def main() -> None:
-    """Print two tables in Markdown: one of the rows that have a case, and one of the rows without a case."""
+    """Print two tables in Markdown: one of the rows that have a case, and one of the rows without a case.
+
+    Between the tables, print how long the dry runs took.
+    """
     rows = [
         (comparison, row) for comparison in PUBLISHED if comparison.name in NAMES for row in comparison.rows
     ]
     show_table(HEADINGS, (_with_case(comparison, row) for comparison, row in rows if row.case))
-    print()
+    seconds = [dry(uncompiled(CASES[row.case])).duration_s for _, row in rows if row.case]
+    print(f"\nThe dry runs took {min(seconds):.0f} to {max(seconds):.0f} s each.\n")
     show_table(WITHOUT, (_without(comparison, row) for comparison, row in rows if row.no_case))
 
 
@@ -73,9 +77,7 @@ def _with_case(comparison: Comparison, row: Row) -> tuple[str, ...]:
         f"{speed * flops.per_token / facts.roofline.peak_flops:.1%}",
         f"{facts.roofline.share(speed * row.devices):.1%}",
         _gib(held),
-        _gib(predicted) + " *" * case.compile,
-        f"{predicted / held - 1:+.1%}" if held else "-",
-        f"{run.duration_s:.0f}",
+        _gib(predicted) + " *" * case.compile + (f" ({predicted / held - 1:+.1%})" if held else ""),
     )
 
 

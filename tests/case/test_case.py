@@ -85,6 +85,7 @@ AC = "activation_checkpointing: give none, full, selective-op or every-N, such a
         ),
         bad("topology.processes_per_node:", "equal to 1", "got 0", topology={"processes_per_node": 0}),
         bad("topology.processes_per_node: Field required", topology={"nodes": 1}),
+        bad("unknown hardware 'H-100': did you mean 'h100'?", hardware="H-100"),
         bad("unknown hardware 'h1000'", "cpu, gpu, a10, a100", "h200", "'h100-80gb-sxm'", hardware="h1000"),
         bad("unknown hardware 'H100': did you mean 'h100'? begin with one of cpu", hardware=("cpu", "H100")),
         bad("unknown hardware 'h100-80GBB': h100 is known as h100-80gb-pcie", hardware="h100-80GBB"),

@@ -251,3 +251,22 @@ def test_a_full_disk_is_one_line_and_status_2(words: str) -> None:
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert line.startswith("perfsuite: No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        (("compare",), " compare [OPTIONS] [CASE]..."),
+        (("report",), " report [OPTIONS] [RESULTS.json]..."),
+        (("bisect",), " bisect [OPTIONS] {CASE}"),
+        (("history", "add"), " history add [OPTIONS] [RESULTS]..."),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_usage_names_arguments_in_capitals(words: tuple[str, ...], usage: str) -> None:
+    assert usage in flat(run(*words, "--help").stdout)
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_shows_no_type_of_a_flag(words: tuple[str, ...]) -> None:
+    assert "<bool>" not in run(*words, "--help").stdout

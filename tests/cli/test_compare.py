@@ -12,7 +12,6 @@ import pytest
 
 from perfsuite import Model, Script, documents
 from perfsuite.case.case import Case, CaseList, CollectedTest
-from perfsuite.cli import compare
 from perfsuite.cli.compare import can_be_bisected
 from perfsuite.dry import driver
 from perfsuite.errors import AllocationOverError, CaseError
@@ -21,7 +20,7 @@ from perfsuite.launch.arm import Arm
 from perfsuite.report.answer import DOES_MORE, IS_SLOWER, NOT_CHECKED
 from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.session_file import SessionFile
-from perfsuite.session import against_arm, setup
+from perfsuite.session import against_arm, comparison, setup
 from perfsuite.session.against_arm import AgainstArm, ByCounts, ByDryRuns
 from perfsuite.session.mode import Launches, Mode, Task, Trial
 from tests.cli import commands
@@ -74,7 +73,7 @@ def verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Verdicts:
         monkeypatch.setattr(module, "why_not_dry", lambda case, machine: None)
     have_compiler(tmp_path / "compiler", monkeypatch)
     by_counts = partial(against_arm.by_counts, why_no_cuda=lambda arm: None)
-    monkeypatch.setattr(compare, "by_counts", by_counts)
+    monkeypatch.setattr(comparison, "by_counts", by_counts)
     return stand_in
 
 
@@ -121,7 +120,7 @@ BAD = Arm(commit="b" * 40)
 
 
 def test_two_commits_can_be_bisected() -> None:
-    assert can_be_bisected(GOOD, BAD, "main~1", ["bisect", "compare"])
+    assert can_be_bisected((GOOD, BAD), "main~1", ["bisect", "compare"])
 
 
 @pytest.mark.parametrize(
@@ -135,7 +134,7 @@ def test_two_commits_can_be_bisected() -> None:
     ],
 )
 def test_suggests_no_bisect_that_cannot_help(a: Arm, b: Arm, against: str, installed: str) -> None:
-    assert not can_be_bisected(a, b, against, [installed])
+    assert not can_be_bisected((a, b), against, [installed])
 
 
 def test_equal_commits_suggest_no_bisect(verdicts: Verdicts) -> None:
@@ -254,7 +253,7 @@ def test_dry_comparison_needs_no_driver(verdicts: Verdicts, monkeypatch: pytest.
         drivers.append(driver)
         return resolved(*arguments)
 
-    monkeypatch.setattr(compare, "resolved", arms)
+    monkeypatch.setattr(comparison, "resolved", arms)
     command(".", CASE.id)
     command(".", CASE.id, "--dry")
     assert drivers == ["550.54.15", None]
@@ -369,7 +368,7 @@ def test_judge_changes_appear_above_the_verdicts(verdicts: Verdicts) -> None:
         (". --dry --inject slowdown=10%", "--dry and --inject cannot be combined"),
         (". --dry --tolerance 3%", "exactly: leave it out"),
         (". --dry --counts", "--dry excludes --counts"),
-        (". --interconnect 8xib400", "--interconnect describes simulated machines. Add --dry, or leave it"),
+        (". --interconnect 8xib400", "--interconnect describes simulated machines. Add --dry, or leave"),
         (". --dry --interconnect fast", "--interconnect=fast: give the ports of a machine and their Gbit/s"),
         (". --counts --max-pairs 3", "--max-pairs only applies to times, and counts are compared exactly: "),
     ],

@@ -17,12 +17,18 @@ def write(file: Path, session: SessionFile | None = None) -> Path:
     return file
 
 
+def test_every_label_of_the_origin_is_set_off(tmp_path: Path) -> None:
+    lines = run(write(tmp_path / "results.json")).stdout.splitlines()
+    origin = lines[: lines.index("")]
+    assert [line for line in origin if "  " not in line] == []
+
+
 def test_terminal_shows_table_reasons_and_counts(tmp_path: Path) -> None:
     lines = run(write(tmp_path / "results.json")).stdout.splitlines()
     assert lines[:3] == [
-        "hardware    h100-80gb-sxm (NVIDIA H100 80GB HBM3)",
-        "torch       2.13.0",
-        "commit      0123456789ab",
+        "hardware          h100-80gb-sxm (NVIDIA H100 80GB HBM3)",
+        "torch             2.13.0",
+        "commit            0123456789ab",
     ]
     assert sum(line.endswith("%  regressed") for line in lines) == 1
     assert any(line.startswith("  tokens/s: ") and line.endswith("2.9% allowed: regressed") for line in lines)

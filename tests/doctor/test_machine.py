@@ -26,7 +26,7 @@ def test_names_the_machine_and_its_markers() -> None:
     assert [(row.status, row.found) for row in rows] == [
         ("pass", "h100-80gb-sxm: 8 GPUs, NVIDIA H100 80GB HBM3, 80 GiB"),
         ("pass", f"989.5 TFLOP/s dense at 16 bit ({H100.product.source if H100.product else ''})"),
-        ("pass", "-m cpu, -m gpu, -m h100 (to see why another does not: --expect MARKER)"),
+        ("pass", "-m cpu, -m gpu, -m h100 (to see why another marker selects none: --expect MARKER)"),
     ]
 
 
@@ -34,7 +34,7 @@ def test_names_why_no_gpu_was_found() -> None:
     note = "NVML found no GPU: it is not there"
     assert [row.found for row in machine_rows(make_machine(note=note))[1:]] == [
         note,
-        "-m cpu (to see why another does not: --expect MARKER)",
+        "-m cpu (to see why another marker selects none: --expect MARKER)",
     ]
 
 

@@ -47,7 +47,10 @@ def test_process_without_a_report_is_a_crash(tmp_path: Path) -> None:
     run = dry_run(CASE, tmp_path / "run", arm=arm)
     assert (run.dry, run.counts) == (True, ())
     assert run.failure is not None
-    assert (run.failure.kind, run.failure.message) == ("crash", "no report: it ended with exit code 7")
+    assert (run.failure.kind, run.failure.message) == (
+        "crash",
+        "no report: the process ended with exit code 7",
+    )
     assert "terminate called" in str(run.failure.traceback)
     assert RunDir(tmp_path / "run").run.exists()
 

@@ -79,7 +79,7 @@ def counted(run: Run) -> Counts:
         ),
         (
             {"loader": "batches:next"},
-            "loader='batches:next': the script has not imported a module 'batches'. Name it as",
+            "loader='batches:next': the script has not imported a module 'batches'. Give the",
         ),
         (
             {"loader": "train:TensorDataset"},

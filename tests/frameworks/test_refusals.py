@@ -67,7 +67,7 @@ def parts(why: str | None, on: Machine = H100, **changes: Any) -> list[Any]:
     return both(why, on, {"cp_size": 4}, **{"precision": "bf16", **changes})
 
 
-PARTS_NEED = "cp_size=4 needs attention 'sdpa', 16 bits and no compile, not "
+PARTS_NEED = "cp_size=4 needs attention 'sdpa', 16 bits and no compile. The case has attention "
 OLD_GPU = "float8='tensorwise' needs a GPU of compute capability 8.9 or more, such as L4, L40S or H100"
 MIXED = "float8='tensorwise' needs precision 'bf16-mixed', not "
 GROUPS = (
@@ -75,10 +75,10 @@ GROUPS = (
     "but there are {} processes"
 )
 OFFLOAD = "{} copies from pinned memory to a GPU, but this machine has none"
-ONE = "on 1 process, accelerate does not use DDP and FSDP1 does not shard: give at least 2"
+ONE = "with 1 process, accelerate uses no DDP, and FSDP1 shards nothing: give at least 2"
 WHOLE: dict[str, Any] = {"activation_checkpointing": "full"}
 SELECTIVE: dict[str, Any] = {"activation_checkpointing": "selective-op"}
-TRAINER_BLOCKS = "the Trainer recomputes whole blocks only (none, full, every-N), not 'selective-op'"
+TRAINER_BLOCKS = "the Trainer recomputes whole blocks only: give none, full or every-N, not 'selective-op'"
 FABRIC_BLOCKS = "Fabric's FSDPStrategy recomputes whole blocks only: ..."
 PACKED = "bf16-mixed casts sharded weights, but packed 4bit weights cannot be cast..."
 OTHER_LAYERS = "float8='tensorwise': transformers' tensor parallelism (tp_size) cannot split torchao's layers"

@@ -547,7 +547,7 @@ raise OSError
     assert (len(result.step_s), result.loss) == (12, ())
     assert min(result.step_s[1:]) >= 0.02, "each step takes at least as long as the sleep"
     assert any(note.startswith("loss not observed") for note in result.notes)
-    assert "ended after its report was written: rank 0: exit code 1" in result.notes
+    assert "processes failed after reporting: rank 0: exit code 1" in result.notes
 
 
 @pytest.mark.launch

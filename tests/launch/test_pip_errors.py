@@ -115,6 +115,7 @@ def test_says_where_a_constraint_comes_from() -> None:
     limit = "    The user requested (constraint) torch<=2.14.1\n"
     limited = str(reason(f"The conflict is caused by:\n{asked}{limit}"))
     assert limited.endswith(
-        "(constraint) torch<=2.14.1. The constraint is in a file that pip's settings name: pip config list"
+        "(constraint) torch<=2.14.1. The constraint is in a file that pip's settings name. To find the file, "
+        "run pip config list"
     )
     assert str(reason(f"The conflict is caused by:\n{asked}{other}")).endswith("depends on torch<2")

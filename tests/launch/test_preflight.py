@@ -72,7 +72,7 @@ def test_slowest_rank_of_all_gpus_counts(tmp_path: Path) -> None:
 
     seen = found(tmp_path, work, make_gpu_machine(count=2))
     assert [node.rates["matmul_tflops"] for node in seen.nodes] == [100, 70, 104]
-    assert seen.problems == ["n2: matmul 70 TFLOP/s, n3 has 104 (at least 75% is healthy)"]
+    assert seen.problems == ["n2: matmul 70 TFLOP/s, n3 has 104 (healthy: at least 75% of this)"]
 
 
 def test_unnamed_nodes_have_their_agents(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_expired_allocation_blames_no_node(tmp_path: Path) -> None:
 
 GIB = 2**30
 SLOW_LINKS = (
-    "all-reduce with its neighbours: {} GB/s, between other nodes: {} GB/s (at least 50% of this is healthy)"
+    "all-reduce with its neighbours: {} GB/s, between other nodes: {} GB/s (healthy: at least 50% of this)"
 )
 
 
@@ -190,11 +190,19 @@ def make_health(**card: Any) -> Health:
     ("slow", "on_gpu", "sentence"),
     [
         ({"matmul_tflops": 0.041, "copy_gb_s": 4.0}, False, None),
-        ({"matmul_tflops": 0.039}, False, "n2: matmul 0.039 TFLOP/s, n3 has 0.1 (at least 40% is healthy)"),
-        ({"copy_gb_s": 3.9}, False, "n2: copy 3.9 GB/s, n3 has 10 (at least 40% is healthy)"),
+        (
+            {"matmul_tflops": 0.039},
+            False,
+            "n2: matmul 0.039 TFLOP/s, n3 has 0.1 (healthy: at least 40% of this)",
+        ),
+        ({"copy_gb_s": 3.9}, False, "n2: copy 3.9 GB/s, n3 has 10 (healthy: at least 40% of this)"),
         ({"matmul_tflops": 0.078}, True, None),
         ({"matmul_tflops": 0.074}, False, None),  # GPUs scatter less than cores
-        ({"matmul_tflops": 0.074}, True, "n2: matmul 0.074 TFLOP/s, n3 has 0.1 (at least 75% is healthy)"),
+        (
+            {"matmul_tflops": 0.074},
+            True,
+            "n2: matmul 0.074 TFLOP/s, n3 has 0.1 (healthy: at least 75% of this)",
+        ),
     ],
 )
 def test_slow_rate_is_reported_beside_the_best(slow: Any, on_gpu: bool, sentence: str | None) -> None:

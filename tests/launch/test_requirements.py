@@ -99,8 +99,11 @@ NAMED = {"model": Model.named("mine")}
         ({"topology": Topology(processes_per_node=9)}, NINE),
         ({"hardware": ("t4", "cpu")}, ELSEWHERE),
         ({"hardware": ("t4", "gpu")}, None),
-        (NAMED, "ddp cannot build mine: it has only a name, but no configuration"),
-        ({**NAMED, "framework": Fake()}, "fake cannot build mine: it has only a name, but no configuration"),
+        (NAMED, "ddp cannot build mine: this model has a name, but no configuration"),
+        (
+            {**NAMED, "framework": Fake()},
+            "fake cannot build mine: this model has a name, but no configuration",
+        ),
     ],
 )
 def test_each_requirement_has_its_reason(changes: dict[str, Any], reason: str | None) -> None:

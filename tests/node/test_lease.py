@@ -67,11 +67,13 @@ def test_agent_sees_the_end_and_a_closed_stdin(file: Path) -> None:
         beats.end_job()
         assert next(said) == "end"
         process.stdin.close()
-        assert next(said) == "the driver is gone: its end of stdin is closed"
+        assert next(said) == "perfsuite's driver is gone: its end of stdin is closed"
         process.kill()
 
 
-@pytest.mark.parametrize(("lost_s", "said"), [("3", ["no sign of the driver for 3 s"]), (None, ["end"])])
+@pytest.mark.parametrize(
+    ("lost_s", "said"), [("3", ["no sign of perfsuite's driver for 3 s"]), (None, ["end"])]
+)
 def test_agent_sees_a_lease_that_stops_changing(
     file: Path, monkeypatch: pytest.MonkeyPatch, passing: Passing, lost_s: str | None, said: list[str]
 ) -> None:

@@ -42,7 +42,7 @@ Source: torch's docs, "torchrun", "Environment Variables".
 """
 REPORT = RankReport(rank=0, world_size=2, host="here", clock="perf_counter")
 UNSEEN = "before an optimizer step was seen"
-UNTRAINED = ": it does not train or uses no optimizer of torch"
+UNTRAINED = ": it does not train, or it uses no optimizer of torch"
 IN_A_CHILD = (
     f"the script ended with exit code 0, {UNSEEN}{UNTRAINED}, or it trains in a child process "
     "(then give it as command=(...))"

@@ -66,7 +66,6 @@ def blocks(language: str) -> list[Block]:
     return [block for page in PAGES for block in page.blocks if block.language == language]
 
 
-SITE = runpy.run_path(str(ROOT / "docs" / "conf.py"))
 COMMAND_PAGE = runpy.run_path(str(ROOT / "docs" / "command_page.py"))
 COMMANDS: dict[str, Any] = COMMAND_PAGE["commands"]()
 """All commands of `perfsuite`, for example `baseline accept`."""
@@ -195,6 +194,14 @@ def test_tutorial_case_is_first_in_make_bench() -> None:
     names: dict[str, Any] = {}
     exec(page_of("tutorial").files["bench_cases/test_tiny.py"], names)
     assert names["TINY"].replace(timeout_s=first.timeout_s) == first
+
+
+def test_tutorial_commits_the_case_before_measuring_it() -> None:
+    """A session without a commit says that the commit of its cases is unknown."""
+    shell = [block for block in page_of("tutorial").blocks if block.language == "shell"]
+    commands = [command for block in shell for command in block.commands]
+    measured = commands.index("pytest bench_cases/test_tiny.py")
+    assert [command for command in commands[:measured] if command.startswith("git commit")]
 
 
 # Names on pages exist
@@ -339,20 +346,3 @@ def test_a_found_regression_is_above_the_fold(name: str) -> None:
     above = (ROOT / name).read_text().splitlines()[:32]
     assert "<!-- sample: cause -->" in above
     assert [line for line in above if line.startswith("  all_gather")]
-
-
-@pytest.mark.parametrize(
-    ("annotation", "shown"),
-    [
-        (
-            ": Annotated[Model, BeforeValidator(lambda one: find(one) if isinstance(one, str) else one)]",
-            ": Model",
-        ),
-        (": Annotated[int, Field(ge=2, le=MOST, strict=True)] | None", ": int | None"),
-        (": Annotated[tuple[str, ...], BeforeValidator(lambda one: (one,))]", ": tuple[str, ...]"),
-        (": tuple[Annotated[int, Field(ge=1)], Annotated[str, Field(min_length=1)]]", ": tuple[int, str]"),
-        (": dict[str, int]", ": dict[str, int]"),
-    ],
-)
-def test_the_reference_shows_types_without_validators(annotation: str, shown: str) -> None:
-    assert SITE["bare"](annotation) == shown

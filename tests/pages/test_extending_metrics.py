@@ -104,13 +104,13 @@ def test_names_metrics_of_an_uninstalled_package(uninstall: Callable[[], None], 
     assert baseline.median("weight_bytes") == 104_858_000  # rounded to six digits
     verdict = judge([BEFORE], baseline, NOISE, Policy())
     assert verdict.outcome == "inconclusive"
-    unknown = "its value is unknown: install its package, or accept a new baseline without this metric"
+    unknown = "its value is unknown: install its package again, or accept a new baseline without this metric"
     words = " ".join(explanation(make_result(BEFORE, verdict=verdict)).split())
-    assert "step_s_p99 (its package is not installed): " in words
-    assert "weight_bytes (its package is not installed): " in words
+    assert "step_s_p99 (its package cannot be used): " in words
+    assert "weight_bytes (its package cannot be used): " in words
     assert words.count(f": inconclusive; {unknown}") == 2
-    assert "weight_bytes (its package is not installed): 104,857,600.00 (not judged)" in explanation(old)
+    assert "weight_bytes (its package cannot be used): 104,857,600.00 (not judged)" in explanation(old)
     assert "weights: 100.0 MiB, baseline 100.0 MiB" in explanation(old)
-    assert "weight_bytes (its package is not installed)" in page.render(
+    assert "weight_bytes (its package cannot be used)" in page.render(
         [make_session(0).replace(results=(old,))]
     )

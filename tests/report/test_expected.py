@@ -28,7 +28,7 @@ def test_launches_are_compared_with_the_expected_speed() -> None:
     assert of_launches(result) == [
         "62% of the expected speed; published steps on this accelerator reach 75% to 116% of it (a hint, "
         "not judged)",
-        "of the expected 346.0 ms of a step: matmuls 27.0 ms, waiting for the host 319.0 ms",
+        "parts of the expected 346.0 ms of a step: matmuls 27.0 ms, waiting for the host 319.0 ms",
     ]
     assert "62% of the expected speed" in explanation(result)
 

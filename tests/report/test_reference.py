@@ -121,7 +121,7 @@ def test_names_a_canary_that_changed_alone() -> None:
     moved = reference()
     apart = moved.replace(changes=(moved.changes[0].replace(apart=("f",)),))
     assert sentences(night(), apart)[1].startswith(
-        "The reference on f is left out, because it changed on this case but not on the other canaries"
+        "The reference on f is left out, because its speed changed differently on this case"
     )
 
 

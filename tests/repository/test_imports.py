@@ -46,6 +46,8 @@ NO_TEST_FILE = {
     "perfsuite.cli.checks": "run by cli/test_doctor.py and cli/test_selftest.py",
     "perfsuite.doctor.rows": "its rows are read by the tests of the other modules of doctor",
     "perfsuite.session.by_command": "run by cli/test_compare.py and cli/test_dry_run.py",
+    "perfsuite.session.comparison": "run by cli/test_compare.py",
+    "perfsuite.session.review.since": "run by cli/test_baseline.py and session/review/test_counts.py",
     "perfsuite.launch.base": "an abstract class: launch/test_launchers.py and others have subclasses",
     "perfsuite.launch.job": "plain data: launch/test_local.py and others launch it",
     "perfsuite.plugin.ending": "run by plugin/test_sessions.py and plugin/test_resume.py, which run pytest",

@@ -36,9 +36,9 @@ def test_newest_launch_is_the_count_baseline() -> None:
     assert made.versions == {"torch": "2.13.0", "transformers": "5.23.0"}
     assert (made.method, made.accepted) == ("dispatch-2", accepted)
     launches = [launch(counts(), rank_counts).counts for rank_counts in (counts(), MORE, counts())]
-    assert unsteady(launches) == ("host reads in forward",)
+    assert unsteady(launches) == {"host reads in forward": 2}
     alone = [entry for entry in launches[1] if 0 in entry.ranks]
-    assert unsteady(launches[:1]) == unsteady([launches[0], alone]) == ()
+    assert unsteady(launches[:1]) == unsteady([launches[0], alone]) == {}
 
 
 def versions(case: dict[str, Any], environment: dict[str, str], **changes: Any) -> dict[str, str]:

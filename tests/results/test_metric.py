@@ -108,13 +108,13 @@ def installed(packages: Packages) -> Installs:
 def test_finds_own_figures_by_name() -> None:
     assert find_metric("tokens_per_s") is TOKENS_PER_S
     assert find_metric("nobody_has_it") is None
-    assert metrics.recorded() == ()
+    assert metrics.recorded() == ((), ())
     assert set(metrics._BUILT_IN) <= set(Figures.model_fields)
 
 
 def test_package_metric_is_judged_where_measured(installed: Installs) -> None:
     installed(good="GOOD", judged="JUDGED")
-    assert [metric.name for metric in metrics.recorded()] == ["good", "judged"]
+    assert [metric.name for metric in metrics.recorded().metrics] == ["good", "judged"]
     good = find_metric("good")
     assert good is not None
     assert (good.of(Figures(extra={"good": 2.0})), good.of(Figures())) == (2.0, None)
@@ -161,14 +161,24 @@ def test_judges_cpu_time_on_a_cpu_where_measured() -> None:
         ),
     ],
 )
-def test_what_cannot_be_used_is_an_error(installed: Installs, name: str, value: str, said: str) -> None:
+def test_names_a_metric_that_cannot_be_used(installed: Installs, name: str, value: str, said: str) -> None:
     installed(good="GOOD")
     installed("extra-bad", **{name: value})
-    assert find_metric("good") is not None
-    with pytest.raises(ExtensionError) as caught:
-        metrics.recorded()
-    assert said in str(caught.value)
-    assert "pip uninstall extra-bad" in str(caught.value)
+    usable, [problem] = metrics.recorded()
+    assert [metric.name for metric in usable] == ["good"]
+    assert said in problem
+    assert "pip uninstall extra-bad" in problem
+
+
+def test_a_broken_metric_is_an_error_by_name(installed: Installs) -> None:
+    installed("extra-bad", x="NO_METRIC")
+    with pytest.raises(ExtensionError):
+        find_metric("x")
+
+
+def test_a_broken_metric_is_described(installed: Installs) -> None:
+    installed("extra-bad", x="NO_METRIC")
+    assert metrics.described("x").label == "x (its package cannot be used)"
 
 
 WAITED = [Figures(data_wait_s=wait_s, step_s_mean=1.0 + wait_s) for wait_s in (0.1, 0.11, 0.3)]

@@ -88,7 +88,7 @@ def test_without_measured_cases_nothing_is_said(tmp_path: Path) -> None:
 def test_a_missing_forecast_has_a_reason(tmp_path: Path) -> None:
     made = forecasts(tmp_path, launched(FIRST, 1.25, prediction=DryFacts(expected=step(1))))
     sharded = made.added(DryFacts(expected=step(1, parallelism="sharded")), SECOND.id)
-    assert "same parallelism (with sharded parameters)" in str(sharded.no_forecast)
+    assert "same parallelism. First measure a case with sharded parameters" in str(sharded.no_forecast)
     again = made.added(DryFacts(expected=step(1)), FIRST.id)
     why = "the case was already measured: a step took 1,250.0 ms, 80% of the expected speed"
     assert (again.forecast, again.no_forecast) == (None, why)

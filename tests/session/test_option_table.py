@@ -63,7 +63,7 @@ def test_canaries_are_a_number_or_ids(value: str, canaries: Any) -> None:
 @pytest.mark.parametrize("name", ["index.html", "summary.md", "results.json", "results-2.json"])
 def test_a_report_replaces_no_file_of_others(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text('{"accuracy": 1}')
-    with pytest.raises(CaseError, match=f"give a directory whose {name}, if it has one, was written by"):
+    with pytest.raises(CaseError, match=rf"give another directory \(perfsuite did not write the file {name}"):
         BY_NAME["report"].read("--out", str(tmp_path))
 
 

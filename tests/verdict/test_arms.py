@@ -496,7 +496,7 @@ def test_more_but_shorter_events_are_no_improvement() -> None:
     assert (fewer.outcome, outcomes(fewer)[name]) == ("improved", "improved")
     assert (more.outcome, outcomes(more)[name]) == ("passed", "passed")
     note = check_of(more, name).note
-    assert note == "arm B has more of them, 4 instead of 2, so a shorter time is not better"
+    assert note == "arm B has more such spans, 4 instead of 2, so a shorter time is not better"
 
 
 def test_warm_start_ups_omit_compiling_pairs() -> None:

@@ -81,7 +81,7 @@ def test_failed_or_uncounted_launch_is_no_evidence() -> None:
         ([launch(failure=CRASHED)], baseline_of(), None),
         ([], baseline_of(), None),
         ([launch(counts=())], baseline_of(), NOT_COMPARED.replace(notes=("no launch was counted",))),
-        ([HIDDEN, launch()], baseline_of(), NOT_COMPARED.replace(notes=HIDDEN.hidden)),
+        ([HIDDEN, launch()], baseline_of(), CountCheck(outcome="not counted", notes=HIDDEN.hidden)),
         ([HIDDEN], None, NOT_COMPARED.replace(notes=HIDDEN.hidden)),
         ([HIDDEN.replace(failure=CRASHED), launch()], None, NOT_COMPARED.replace(outcome="recorded")),
         ([launch(counts(method="x"))], baseline_of(), NOT_COMPARED.replace(outcome="passed")),
@@ -91,6 +91,52 @@ def test_says_why_counts_cannot_be_compared(
     runs: list[Run], baseline: CountBaseline | None, expected: CountCheck | None
 ) -> None:
     assert exact.check(runs, baseline) == expected
+
+
+def test_unseen_work_does_not_hide_a_regression() -> None:
+    worse = [launch(reads(9)), launch(reads(9)), HIDDEN]
+    check = judged(*worse)
+    assert (check.outcome, check.notes) == ("regressed", HIDDEN.hidden)
+
+
+def test_unseen_work_hides_an_improvement() -> None:
+    check = judged(launch(reads(0)), HIDDEN)
+    assert check.outcome == "not counted"
+    assert {finding.outcome for finding in check.findings} == {"passed"}
+
+
+@pytest.mark.parametrize(
+    ("dry", "outcome"), [(False, "not counted"), pytest.param(True, "passed", id="ranks were chosen")]
+)
+def test_a_rank_without_counts_is_no_pass(dry: bool, outcome: str) -> None:
+    run = launch(dry=dry)
+    alone = run.replace(counts=tuple(entry.replace(ranks=(0,)) for entry in run.counts))
+    check = judged(alone, before=run)
+    assert check.outcome == outcome
+    assert check.one_sided == ("rank 1 is not judged: not counted in these launches",)
+
+
+def test_more_work_of_one_rank_is_a_regression() -> None:
+    run = launch(reads(9))
+    alone = run.replace(counts=tuple(entry.replace(ranks=(0,)) for entry in run.counts))
+    assert judged(alone).outcome == "regressed"
+
+
+UNKNOWN_MEMORY = counts(memory=None)
+
+
+@pytest.mark.parametrize("launches", [(counts(), UNKNOWN_MEMORY, counts()), (counts(), counts())])
+def test_an_unknown_value_is_not_unsteady(launches: tuple[Counts, ...]) -> None:
+    check = exact.check([launch(counts(memory=memory(peak=25_000_000)))], baseline_of(*launches))
+    assert check is not None
+    assert (check.outcome, check.unsteady) == ("regressed", ())
+
+
+@pytest.mark.parametrize(("today", "grown"), [(2, ()), (3, ("host reads in forward",))])
+def test_unsteady_work_can_be_more_than_ever(today: int, grown: tuple[str, ...]) -> None:
+    check = exact.check([launch(reads(today))], baseline_of(reads(1), reads(2), reads(1)))
+    assert check is not None
+    assert (check.outcome, check.grown) == ("passed", grown)
 
 
 def test_refuses_counts_of_another_method() -> None:

@@ -17,7 +17,7 @@ from perfsuite.verdict.metric_checks import (
     NOT_HELPED,
     ONE_SESSION,
     TOO_FEW_LAUNCHES,
-    UNINSTALLED,
+    UNUSABLE,
     SequentialCheck,
     without_verdict,
 )
@@ -25,6 +25,7 @@ from perfsuite.verdict.noise import ClassNoise, class_noise
 from perfsuite.verdict.policy import Policy
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise
 from perfsuite.verdict.shift import Correction
+from tests.packages import Packages
 from tests.samples import DISTURBED, make_figures, make_launches, make_run
 from tests.verdict.judging import (
     BASELINE,
@@ -439,7 +440,13 @@ def test_metric_without_its_package_is_no_pass() -> None:
     assert verdict.outcome == "inconclusive"
     assert [check.metric for check in verdict.checks if check.outcome != "passed"] == ["aa_gone", "zz_gone"]
     check = check_of(verdict, "aa_gone")
-    assert (check.measured, check.baseline, check.note) == (None, 2.0, UNINSTALLED)
+    assert (check.measured, check.baseline, check.note) == (None, 2.0, UNUSABLE)
+
+
+def test_a_broken_metrics_value_is_unknown(packages: Packages) -> None:
+    packages.install("extra-bad", "", metrics="aa_broken = extra_bad:Nothing")
+    check = check_of(judged(usual(), from_runs(usual(extra={"aa_broken": 2.0}))), "aa_broken")
+    assert (check.outcome, check.note) == ("inconclusive", UNUSABLE)
 
 
 def test_occasional_span_decides_no_case() -> None:

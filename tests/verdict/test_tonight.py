@@ -221,7 +221,7 @@ def test_other_code_at_another_commit_is_not_the_baseline(commit: str | None) ->
 def test_unknown_code_is_never_the_same() -> None:
     local = from_runs([observed(code=None)] * 5)
     [difference] = other_than_baseline(observed(code=None), local, COMMIT)
-    said = "measured at an unknown commit. Measure and accept a baseline again, on a commit without changes"
+    said = "measured at an unknown commit. Commit all changes, and measure and accept a baseline again"
     assert difference.endswith(said)
 
 

@@ -197,6 +197,19 @@ def test_the_work_must_be_known_to_be_the_same(work: CountCheck | None) -> None:
     assert after(RUN, timed("regressed", counts=work)) == "regressed"
 
 
+@pytest.mark.parametrize(
+    ("work", "why"),
+    [
+        ({"one_sided": ("evaluate: not judged, not in the baseline",)}, "(evaluate: not judged, not in the"),
+        ({"grown": ("host reads in forward",)}, "(host reads in forward: varies, and was never so large)"),
+    ],
+)
+def test_names_work_that_was_not_compared(work: dict[str, Any], why: str) -> None:
+    verdict = unless_unchanged(timed("regressed", counts=SAME_WORK.replace(**work)), [RUN], BASELINE)
+    assert verdict.outcome == "regressed"
+    assert f"the machine might be the cause, but not all work was compared {why}" in verdict.reasons[0]
+
+
 @pytest.mark.parametrize("outcome", ["passed", "inconclusive", "recorded", "unhealthy", "failed"])
 def test_keeps_every_other_outcome(outcome: Outcome) -> None:
     verdict = timed(outcome)

@@ -138,8 +138,8 @@ def forecast(step: Expected, cases: Sequence[MeasuredCase]) -> Forecast:
     times = [fit.factors[group] * seconds_at(step, fit.host) for fit in plausible]
     if max(times) > MOST_FROM_THE_HOST * min(times):
         raise PredictionError(
-            "the step's time depends on the speed of the host, which the measured cases do not show. Measure "
-            "a case whose GPU waits for the host first"
+            "the step's time depends on the speed of the host, which the measured cases do not show. First "
+            "measure a case whose GPU waits for the host"
         )
     reach = math.exp(_reach(best.squares[group], len(alike), group.spread))
     return Forecast(
@@ -155,15 +155,15 @@ def forecast(step: Expected, cases: Sequence[MeasuredCase]) -> Forecast:
 def _nothing_alike(group: _Group, measured: Collection[_Group]) -> str:
     kind = KINDS[group.parallelism]
     if all(other.parallelism != group.parallelism for other in measured):
-        return f"none of the measured cases has the same parallelism ({kind}). Measure one of them first"
+        return f"none of the measured cases has the same parallelism. First measure a case {kind}"
     if group.host:
         return (
             f"the host can set the pace of this step, but not the pace of any measured case {kind}. "
-            "Measure a case whose GPU waits for the host first"
+            "First measure a case whose GPU waits for the host"
         )
     return (
         f"the GPU sets the pace of this step, but the host can set the pace of every measured case "
-        f"{kind}. Measure a case with larger layers or batches first"
+        f"{kind}. First measure a case with larger layers or batches"
     )
 
 

@@ -80,7 +80,7 @@ def price_of_calls(replays: Replays, group: Group, fewer: int, machine: Machine)
     step = replays.step
     calls = [index for index, entry in enumerate(step) if group.has(entry)]
     if not 0 < fewer < len(calls):
-        raise PredictionError(f"the log of the dry run has {len(calls)} calls, and the other side {fewer}")
+        raise PredictionError(f"the dry run's log has {len(calls)} calls, but the other side makes {fewer}")
     bounds = [len(calls) * number // fewer for number in range(fewer + 1)]
     merged = [calls[begin:end] for begin, end in pairwise(bounds)]
     others = [_with_merged(step, merged, place) for place in (0, -1)]
@@ -97,9 +97,10 @@ def _difference(replays: Replays, others: Sequence[Sequence[Entry]], machine: Ma
 
 
 def _with_merged(step: Sequence[Entry], merged: Sequence[Sequence[int]], place: int) -> list[Entry]:
-    """Return the step in which one call, at `place` among the merged calls, sends the bytes of all of them.
+    """Return a copy of the step in which several calls become one call, which sends the bytes of all of them.
 
-    `merged` has the indices of the calls that become one call.
+    Each entry of `merged` has the indices of such calls. The call at `place` among them is the one that
+    remains.
     """
     size_of: dict[int, int] = {}  # bytes of each remaining call, by index
     dropped: set[int] = set()
@@ -155,7 +156,10 @@ def price_of_kernels(
 def kernels_alone_s(
     before: Sequence[Entry], now: Sequence[Entry], phases: Collection[Phase], machine: Machine
 ) -> float:
-    """Return how much longer the kernels of some phases take alone, now than before. Nothing is replayed."""
+    """Return how much longer the kernels of some phases take than before, if they run alone.
+
+    Nothing is replayed.
+    """
     _, more = _without_extra(now, before, phases, with_flops=False)
     _, fewer = _without_extra(before, now, phases, with_flops=False)
     return Durations(more, machine).kernels_s - Durations(fewer, machine).kernels_s
@@ -187,7 +191,10 @@ def _machines(machine: Machine) -> list[Machine]:
 
 
 def with_bytes(step: Sequence[Entry], group: Group, share: float) -> list[Entry]:
-    """Return the step in which a group's calls send a share of their bytes. Share 0 leaves the calls out."""
+    """Return a copy of the step in which a group's calls send only a share of their bytes.
+
+    A share of 0 leaves the calls out.
+    """
     changed: list[Entry] = []
     for entry in step:
         if not (isinstance(entry, Communicate) and group.has(entry)):

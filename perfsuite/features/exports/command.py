@@ -36,8 +36,8 @@ def export(
 ) -> None:
     """Export the tokens/s, peak memory and outcome of each case of a session, for use in another program.
 
-    The numbers of failed and unhealthy cases are left out. These cases, and cases whose work was not counted,
-    are listed on standard error.
+    For failed and unhealthy cases, only the outcome is exported. These cases, and cases whose work was not
+    counted, are listed on standard error.
     """
     file = session or stored_results(shared.store)[-1]
     content = documents.read(SessionDir(file).results if file.is_dir() else file, SessionFile)

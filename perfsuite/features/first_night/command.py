@@ -36,7 +36,7 @@ def first_night(
     step: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[STEP]...", help="Run these steps, again if necessary (default: all unfinished steps)."
+            metavar="STEP", help="Run these steps, even if they are complete (default: all unfinished steps)."
         ),
     ] = None,
     plan: Annotated[
@@ -67,7 +67,7 @@ def first_night(
 ) -> None:
     """Examine a new machine before its first baseline, and write a page about it.
 
-    The steps check the machine, test the gate, measure the noise, inject faults, try every framework, and
+    The steps check the machine, run the self-test, measure the noise, inject faults, try every framework, and
     measure your cases twice. They adapt to the number of GPUs, and also work without a GPU. After an
     interruption, run the same command again to continue. The exit status is 1 if a check failed. It is 3 if a
     check has no result or did not run.
@@ -130,7 +130,7 @@ def carry_out(
     shown: dict[tuple[str, str], Row] = {}
     record = _run(night, record, steps, seconds, shown, as_json=as_json)
     rows = page.all_rows(record)
-    # If a repeated step did not run, the record keeps its earlier result, but not the reason.
+    # If a repeated step did not run, the record keeps its earlier result, but not why it did not run.
     rows += [(name, row) for (name, _), row in shown.items() if (name, row) not in rows]
     if as_json:
         print_json([{"step": name, **documents.plain(row)} for name, row in rows])

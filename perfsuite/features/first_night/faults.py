@@ -22,7 +22,8 @@ from perfsuite.results.run_dir import RunDir
 FAULTS = ("hang", "crash", "exit", "oom", "missing-rank")
 STOPPED = "stop one rank"
 STOP_AT_STEP = 5  # the step after which a rank is stopped
-ENDLESS_STEPS = 2000  # number of steps of the launch in which a rank is stopped: it must not end earlier
+# Number of steps of the launch in which a rank is stopped: so many that the launch does not end first.
+ENDLESS_STEPS = 2000
 FREE_S = 5.0  # seconds after a failed launch within which the GPUs' memory must be free
 FAULT_TIMEOUT_S: Mapping[Size, float] = {"full": 300, "tiny": 120, "simulated": 120}
 """Deadline of a launch with a fault. Most faults end the launch much earlier."""

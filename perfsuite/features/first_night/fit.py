@@ -37,7 +37,7 @@ def case_row(first: Measurement, second: Measurement | None = None) -> Row:
             shown = f"passed, but only {detects}, and the allowed change is {speed.allowed:.1%}"
             return unknown(check, shown, advice)
         return passed(check, f"fit for a baseline: recorded, then passed; {detects}".rstrip("; "))
-    outcome = f"{second.outcome} without a change: {_why(second) or ''}".rstrip(": ")
+    outcome = f"{second.outcome} although the code did not change: {_why(second) or ''}".rstrip(": ")
     if second.outcome in ("regressed", "failed"):
         return failed(check, outcome, "find out why before accepting a baseline")
     return unknown(check, outcome)

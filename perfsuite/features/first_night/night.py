@@ -181,7 +181,7 @@ def why_not(case: Case, night: Night) -> str | None:
 
 
 def changed(night: Night) -> str | None:
-    """Return how this machine's GPUs differ from those of the night. None if they are the same.
+    """Return how the GPUs changed after the night began. None if they are the same.
 
     Raises `MachineError` if NVML cannot read a GPU.
     """

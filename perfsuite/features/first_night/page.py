@@ -75,7 +75,7 @@ def answer(record: FirstNight) -> str:
     if record.size == "simulated":
         return f"{tally} {ONLY_SIMULATED}"
     if count["fail"]:
-        return f"{tally} Repair what failed before accepting a baseline."
+        return f"{tally} Before accepting a baseline, repair what failed."
     fit = [row for _, row in _of_cases(record) if row.status == "pass"]
     if not fit:
         return f"{tally} No baseline is fit to accept yet."

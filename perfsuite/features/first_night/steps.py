@@ -119,7 +119,7 @@ STEPS = (
     ),
     Step(
         name="cores",
-        question="What do one socket and one thread for each rank cost?",
+        question="How much speed is lost on one socket, or with one thread for each rank?",
         minutes=usual_minutes((7, 14), (3, 10)),
         run=core_rows,
     ),

@@ -25,7 +25,7 @@ LABEL = "perfsuite"
 MOST_CAUSES = 3  # maximum number of lines that explain why a case is slower, most certain first
 LONGEST = 60_000  # maximum number of characters in the text of an issue: GitHub allows 65,536
 _LISTED = re.compile(r"^<!-- perfsuite: (.*) -->\s*\Z", re.MULTILINE)
-"""Matches the last line of an issue's text, which is hidden and lists the subjects of the issue."""
+"""Matches the last line of an issue's text. This line is hidden, and lists the subjects of the issue."""
 _DRIFT = "drift of "  # prefix of a subject that is a drift and not a case
 
 

@@ -7,7 +7,7 @@
    Its cost is the sum of squared residuals, in units of the noise, plus a penalty for each level.
 4. Keep a change if it is large enough, and significant in Student's t-test between its two sides.
 
-All computations use logarithms, so changes are relative. A slow drift is found as several small steps. No
+All computations use logarithms, so changes are relative. A slow drift is found as several small changes. No
 library is used: asv's detector and Apache Otava make more errors (tests/features/history/drift.py), and
 ruptures would need scipy for step 3.
 """
@@ -107,8 +107,8 @@ def correlation(series: Sequence[float]) -> float:
     """Estimate the correlation of neighbours, from 0 to 0.9. Values must be greater than 0.
 
     If the noise of neighbouring nights has the correlation r, the difference between points two nights apart
-    has 1 + r times the variance of the difference between neighbours. Steps hardly affect these variances.
-    One series gives only a rough estimate: use the median over all series of a machine.
+    has 1 + r times the variance of the difference between neighbours. A jump to another level hardly affects
+    these variances. One series gives only a rough estimate: use the median over all series of a machine.
     """
     import numpy as np
 
@@ -149,7 +149,7 @@ def _without_outliers(logs: Floats, noise: float) -> Floats:
 
 
 def _cheapest(sums: Floats) -> list[int]:
-    """Return the bounds of the fit with the smallest cost: 0, the index of each change, and the length.
+    """Find the fit with the smallest cost, and return its bounds: 0, the index of each change, the length.
 
     `sums` must be in units of the noise.
     """

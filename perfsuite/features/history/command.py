@@ -73,9 +73,9 @@ def add(
     """Add sessions to a history. Adding a session again changes nothing.
 
     Failed and unhealthy results, and results with an injected fault, are left out and listed. So are
-    sessions without a commit or with uncommitted changes. An unhealthy result is kept if the only reason
-    is that the case is slower although nothing changed. The exit status is 1 if no result of the given
-    sessions can be kept. It is 2 if a file cannot be read; the other files are still added.
+    sessions without a commit or with uncommitted changes. An unhealthy result is kept if it is called
+    unhealthy only because the case was slower although nothing had changed. The exit status is 1 if no result
+    of the given sessions can be kept. It is 2 if a file cannot be read; the other files are still added.
     """
     status = _added(results or stored_results(shared.store), history_dir, notify)
     if results and status == NOTHING_KEPT:
@@ -311,17 +311,15 @@ def trend(
     ] = None,
     repo: Annotated[
         Path | None,
-        typer.Option(
-            help="Clone of the repository with the cases, in which the order of commits is looked up."
-        ),
+        typer.Option(help="Clone of the repository with the cases. It shows the order of the commits."),
     ] = None,
     branch: Branch = "",
     shared: Shared,
 ) -> None:
     """Find when a case became slower or larger, gradually or at once, and what else changed then.
 
-    A reviewed baseline that was measured after a regression accepts the regression. The exit status is 1 if a
-    regression is still there and not accepted. An empty history is not an error.
+    A regression counts as accepted if the reviewed baseline of the case was measured later, at the new level.
+    The exit status is 1 if a regression is still there and not accepted. An empty history is not an error.
     """
     require("numpy", purpose="to find trends")
     result = trends.trend(

@@ -1,4 +1,4 @@
-"""Post the cases that changed state in a nightly run to a webhook of Slack or Mattermost."""
+"""Post to a webhook of Slack or Mattermost which cases changed state in a nightly run."""
 
 import json
 import os

@@ -150,7 +150,7 @@ class Place(NamedTuple):
         for result in session.results:
             if result.case not in cases:
                 missing = self.file.parents[2] / "cases" / f"{result.case}.json"
-                raise FileError(f"{self.file}: its case is missing. Restore {missing}")
+                raise FileError(f"{self.file}: a case of this session is missing. Restore {missing}")
         return session
 
 

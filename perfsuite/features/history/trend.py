@@ -32,7 +32,7 @@ UNKNOWN_CORRELATION: Mapping[MetricName, float] = {"tokens/s": 0.3, "samples/s":
 
 It is 0.3 for speed, because a machine has good and bad weeks, and 0 for memory. Suppose that the true
 correlation is 0.7 (AR(1)): if perfsuite assumed 0, 18% of series would have a false alarm in their first
-month. With 0.3, only 1% have one. In return, a step of 5% at 1% noise is found after 8 nights instead of 3.
+month. With 0.3, only 1% have one. In return, a change of 5% at 1% noise is found after 8 nights instead of 3.
 """
 
 
@@ -138,7 +138,7 @@ def changes(
     baselines: Path = BASELINES,
     period: timedelta = PERIOD,
 ) -> Trend:
-    """Find changes like `trend`, in the series of the cases with these ids (default: all cases)."""
+    """Find changes as `trend` does, in the series of the cases with these ids (default: all cases)."""
     series = sessions.series
     if cases is not None:
         series = {key: points for key, points in series.items() if key.case in cases}

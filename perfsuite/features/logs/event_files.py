@@ -104,8 +104,8 @@ def _events(file: Path) -> Iterator[Any]:
 
 def _unfinished(file: Path, at: int) -> FileError:
     return FileError(
-        f"{file}: the file ends in the middle of the record at byte {at}. It is still being written, its job "
-        "was killed, or the file was truncated. Give the complete log of a launch"
+        f"{file}: the file ends in the middle of the record at byte {at}. Either it is still being written, "
+        "or its job was killed, or it was truncated. Give the complete log of a launch"
     )
 
 

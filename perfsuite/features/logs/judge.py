@@ -1,4 +1,4 @@
-"""`perfsuite judge`: judge step times that other tools measured, in the same way as perfsuite's launches.
+"""`perfsuite judge`: judge the step times of other tools in the same way as those of perfsuite's launches.
 
 The input is a file of traces, in which each line is a JSON object with the fields of `Trace`. With
 `--baseline`, the input consists of logs of launches (`event_files`). The page on existing jobs in the docs
@@ -279,7 +279,10 @@ def _judge_lines(file: str, *, json_output: bool) -> None:
 
 @contextlib.contextmanager
 def _opened(file: str) -> Iterator[BinaryIO]:
-    """Open a file of traces, or standard input. The caller reads lines, so it can be larger than memory."""
+    """Open a file of traces, or standard input.
+
+    The caller reads line by line, so the file can be larger than memory.
+    """
     if file == "-":
         yield sys.stdin.buffer
         return

@@ -47,12 +47,19 @@ ONE_SESSION = (
     "Accept baselines of two sessions or more (perfsuite baseline accept --sessions 2)"
 )
 NEEDS_REFERENCE = (
-    "With a reference on {canaries}, this night would find {find:.1%} in {more}: add -- --perf-reference ARM"
+    "With a reference on {canaries}, this night would find a change of {find:.1%} in {more}: add -- "
+    "--perf-reference ARM"
 )
-HIDDEN = "The noise of a case within a session hides {find:.1%} in {cases}, however often they are launched"
-TOO_FEW = "{find:.1%} is not reached in {cases}: accept baselines with more launches or sessions"
-IN_PAIRS = "To find {find:.1%} in these cases, compare them in pairs (perfsuite compare): {pairs} are enough"
-NOR_PAIRS = "Not even a comparison in pairs (perfsuite compare) finds {find:.1%}"
+HIDDEN = (
+    "The noise of a case within a session hides a change of {find:.1%} in {cases}, however often these cases "
+    "are launched"
+)
+TOO_FEW = "A change of {find:.1%} cannot be found in {cases}: accept baselines with more launches or sessions"
+IN_PAIRS = (
+    "To find a change of {find:.1%} in these cases, compare two environments in pairs of launches (perfsuite "
+    "compare): {pairs} are enough"
+)
+NOR_PAIRS = "Not even a comparison in pairs of launches (perfsuite compare) finds a change of {find:.1%}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +152,7 @@ def _to_plan(baseline: Baseline, cost: Cost, exponent: float) -> Planned:
 
 
 def show(finding: Finding, *, as_json: bool) -> None:
-    """Print a plan: what each case needs, the noise, the reference, and the cost."""
+    """Print a plan: the launches that each case needs, the noise, the reference, and the cost."""
     grid = plain_table(("case", "baseline", "launches", "finds", ""))
     rows = list[dict[str, object]]()
     for case_id, case_plan in finding.plan.cases.items():
@@ -186,7 +193,7 @@ def sentences(finding: Finding) -> list[str]:
         _cost(finding),
         *_unreached(finding),
         *(
-            [f"not planned, because they have no baseline: {', '.join(finding.without_baseline)}"]
+            [f"not planned, because these cases have no baseline: {', '.join(finding.without_baseline)}"]
             if finding.without_baseline
             else []
         ),
@@ -256,7 +263,7 @@ def _unreached(finding: Finding) -> list[str]:
         how = NOR_PAIRS if pairs is None else IN_PAIRS
         lines.append(how.format(find=find, pairs=plural(pairs or 0, "pair")))
     least = max(plan.finds for plan in finding.plan.cases.values())
-    lines.append(f"In every case, this night finds {least:.1%}. The tolerance stays as it is.")
+    lines.append(f"This night finds a change of {least:.1%} in every case. The tolerance stays as it is.")
     return lines
 
 

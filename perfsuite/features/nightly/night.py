@@ -62,18 +62,18 @@ def night(
     ] = False,
     shared: Shared,
 ) -> None:
-    """Check the machine and the gate, measure every case for the given hardware, and report.
+    """Check the machine, run the self-test, measure every case for the given hardware, and report.
 
     If GITHUB_STEP_SUMMARY names a file, the summary is appended to this file. The exit status is 1 if
     a case is worse, fails or has no baseline, if fewer than 90% of the cases were judged, or if the self-test
-    missed a fault. It is 2 if nothing was measured.
+    missed a fault. It is 2 if nothing was measured for any other reason.
 
     With --plan, costs are estimated from the launches in the store. The estimate for a case that was never
-    measured comes from other cases with the same number of GPUs (`~`).
+    measured comes from other cases with the same number of GPUs, and is marked with `~`.
 
     With --find, the night launches as often as its plan needs. If the plan can find the given increase in
-    every case, and it is smaller than the tolerance of the night, it becomes the tolerance. The plan includes
-    a reference if --perf-reference is given after `--`.
+    every case, and the increase is smaller than the night's tolerance, the increase becomes the tolerance.
+    The plan includes a reference if --perf-reference is given after `--`.
     """
     check_asked(hardware, shared.cases)
     read("budget", budget)
@@ -91,7 +91,7 @@ def night(
         tonight.show_plan()
         return
     if shared.as_json:
-        raise CaseError("--json needs --plan (a night writes results.json): remove it, or add --plan")
+        raise CaseError("--json needs --plan (a night writes results.json): remove --json, or add --plan")
     report_directory(out)
     page = Page(out, shared.store)
     if only_summary:
@@ -115,7 +115,10 @@ def night(
 
 
 def report_line(out: Path, commands: Collection[str]) -> str:
-    """Return the line that names the report and, if there is a command for it, how to keep the results."""
+    """Return the line that names the report.
+
+    If the command `history` is installed, the line also says how to keep the results.
+    """
     keep = f"; to keep the results: perfsuite history push {out / 'results.json'}"
     return f"report: {out / 'index.html'}{keep if 'history' in commands else ''}"
 
@@ -156,7 +159,7 @@ class Night:
             show(self._finding(self.find, has_reference=True), as_json=as_json)
 
     def checks(self, selftest: str) -> list[NightCheck]:
-        """Return the commands that check the machine and the gate.
+        """Return the commands that check the machine and run the self-test.
 
         `selftest` is the framework of the self-test, or "" to choose one.
         """
@@ -168,9 +171,10 @@ class Night:
         ]
 
     def pytest_arguments(self, out: Path, given: Sequence[str]) -> list[str]:
-        """Return the arguments with which pytest measures the cases. With `--find`, show their cost first.
+        """Return the arguments with which pytest measures the cases.
 
-        `given` are the user's own options of pytest. They come last, so they override the others.
+        With `--find`, the cost of the cases is shown first. `given` are the user's own options of pytest.
+        They come last, so they override the others.
         """
         options = gate(out)
         options += [f"--perf-store={self.shared.store}", f"--perf-baselines={self.shared.baselines}"]
@@ -223,7 +227,7 @@ def _measure(checks: Sequence[NightCheck], arguments: Sequence[str], page: Page)
 
 
 def _report_killed(page: Page) -> None:
-    """Report a night that was killed before its report, for example by the time limit of its CI job."""
+    """Report a night that was killed before it had a report, for example because its CI job took too long."""
     if not page.file.is_file():
         page.begin("the night did not begin")
         _publish(page, [])
@@ -234,7 +238,7 @@ def _report_killed(page: Page) -> None:
 
 
 def _publish(page: Page, sessions: Sequence[Path]) -> None:
-    """Complete the page, and show it where the CI job does."""
+    """Complete the page, and append it to the summary of the CI job."""
     for line in page.complete(sessions):
         typer.echo(line)
     page.append_to_job()

@@ -1,4 +1,7 @@
-"""The page that a CI job shows of a night: the summary of its report or, until there is one, the reason."""
+"""The page that a CI job shows for a night.
+
+It has the summary of the report or, until there is a report, the reason why nothing was measured.
+"""
 
 import os
 import re
@@ -26,9 +29,9 @@ BEGUN = re.compile(r"<!-- sessions before: (\d+) -->")
 class Page:
     """The file `summary.md` in the directory of a night.
 
-    Before a night measures anything, it writes a reason into this file. The report replaces the reason. If
-    the night is killed in between, the file still says how many sessions there were before the night, so that
-    `--only-summary` finds the session that it left.
+    Before a night measures anything, it writes into this file that nothing was measured, and why. The report
+    replaces this text. If the night is killed in between, the file still says how many sessions there were
+    before the night, so that `--only-summary` finds the session of the killed night.
     """
 
     def __init__(self, out: Path, store: Path) -> None:

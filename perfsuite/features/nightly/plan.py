@@ -1,4 +1,4 @@
-"""Show the cost of each case in a nightly run, and the order in which a budget measures them."""
+"""Show the cost of each case in a nightly run, and the order in which cases are measured within a budget."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ NOT_KNOWN = "not known"
 
 
 def show_plan(cases: Sequence[Case], store: Path, budget: str | None, *, as_json: bool) -> None:
-    """Print the cost of each case, in the order in which a budget measures the cases.
+    """Print the cost of each case, in the order in which the cases are measured within a budget.
 
     The costs are estimated from the launches in a store.
     """

@@ -174,7 +174,7 @@ class ReleaseRuns:
             return str(error)
 
     def steps(self, cases: Sequence[Case], names: Sequence[str]) -> Iterator[Step]:
-        """Compare each release with the last earlier release that could run the case.
+        """Compare each release with the last earlier release with which the case could run.
 
         Raises `CaseError` if no case uses the package.
         """

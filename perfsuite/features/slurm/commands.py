@@ -169,5 +169,5 @@ def steps(job_id: str, name: str) -> list[str]:
 
 
 def cancel(id_: str, *options: str) -> None:
-    """Cancel a job or a step, even if it has already ended. `options` are options of scancel."""
+    """Cancel a job or a step, unless it has already ended. `options` are options of scancel."""
     _ask_unless(f"already completing or completed|{_UNKNOWN_JOB}", "scancel", *options, id_)

@@ -32,12 +32,12 @@ class Described(Data):
 
 
 def interconnect(sys_class: Path = SYS) -> str | None:
-    """Return the network of this node, in Gbit/s: `8xib400`, `32xefa100`, `roce200` or `eth100`.
+    """Return the kind and the Gbit/s of this node's network: `8xib400`, `32xefa100`, `roce200` or `eth100`.
 
     None if it is unknown.
 
-    Only the fastest ports that are up are counted. Their number is included if there are several. If there is
-    no InfiniBand or RoCE port, network interfaces are used. Virtual interfaces have no speed and are ignored.
+    Only the fastest ports that are up are counted. Their number is included if there are several. If no
+    RDMA port is up, network interfaces are used. Virtual interfaces have no speed and are ignored.
     """
     up = [port for port in sys_class.glob("infiniband/*/ports/*") if "ACTIVE" in _text(port / "state")]
     ports = [(_number(_text(port / "rate")) or 0, _kind(port)) for port in up]

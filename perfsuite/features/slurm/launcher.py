@@ -2,8 +2,8 @@
 
 `srun` passes its stdin on to the agents. When stdin closes, each agent ends its ranks. If this process and
 `srun` are killed together, agents notice that the text in `RunDir.lease` no longer changes. As long as
-this process lives, it ends each job by cancelling the job's step, by name, until Slurm no longer lists the
-step. The exit status of `srun` does not prove that the step has ended.
+this process lives, it ends each job itself: it finds the job's step by name, and cancels the step again and
+again until Slurm no longer lists it. The exit status of `srun` does not prove that the step has ended.
 """
 
 import contextlib
@@ -340,8 +340,8 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
         return Failure(kind="cancelled", message=message, at=time.time())
     if any(f"perfsuite: {lease.NO_SIGN}" in log for log in logs):
         message = (
-            f"an agent ended the job: {lease.NO_SIGN} for {lease.LOST_S:g} s, although the driver ran. Check "
-            f"that the driver's node can write {run_dir.path}"
+            f"an agent ended the job: {lease.NO_SIGN} for {lease.LOST_S:g} s, but this process, which is "
+            f"that driver, was running. Check that its node can write {run_dir.path}"
         )
         return Failure(kind="error", message=message, at=time.time())
     task = _bad_end(run_dir)

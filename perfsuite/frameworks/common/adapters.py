@@ -89,9 +89,10 @@ def short_names(layers: Sequence[Layer]) -> list[str]:
 
 
 def fits(lora: LoRA, layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> bool:
-    """Return whether the adapters match `lora`, even if only some layers of the same name have an adapter.
+    """Return whether the adapters match `lora`.
 
-    Call this for a case that gives only the name of its model. It is then unknown which layers the model has.
+    They also match if only some of the layers with the same name have an adapter. Call this for a case that
+    gives only the name of its model. It is then unknown which layers the model has.
     """
     with_adapter = adapted(layers)
     asked = chosen(lora, layers, blocks)
@@ -164,7 +165,7 @@ _KINDS = ("lora_A", "lora_embedding_A")
 def _targets(layers: Sequence[Layer], group: Sequence[Layer]) -> str:
     """Return Python code for `targets` that match the layers of `group`, but no other layers.
 
-    The targets are ends of names. If these ends would also match other layers, `targets` is a regular
+    The targets are suffixes of names. If these suffixes would also match other layers, `targets` is a regular
     expression that lists the full names.
     """
     ends = sorted(set(_ends(layers, group)))
@@ -176,7 +177,7 @@ def _targets(layers: Sequence[Layer], group: Sequence[Layer]) -> str:
 
 
 def _ends(layers: Sequence[Layer], group: Sequence[Layer]) -> list[str]:
-    """Return, for each layer in `group`, the shortest end of its name that no layer outside `group` has."""
+    """Return, for each layer in `group`, the shortest suffix of its name that only layers of `group` have."""
     everywhere = Counter(end for layer in layers for end in _possible_ends(layer.name))
     inside = Counter(end for layer in group for end in _possible_ends(layer.name))
     return [
@@ -186,7 +187,7 @@ def _ends(layers: Sequence[Layer], group: Sequence[Layer]) -> list[str]:
 
 
 def _possible_ends(name: str) -> Iterator[str]:
-    """Yield the ends of a name, shortest first. Ends that start with a number are skipped.
+    """Yield the suffixes of a name, shortest first. Suffixes that start with a number are skipped.
 
     The last one is the whole name, even if it starts with a number.
     """

@@ -174,9 +174,12 @@ def advice(model: nn.Module, blocks: Sequence[nn.Module]) -> str:
         return f"set lora={adapters.as_code(layers, blocks)} in the case"
     ranks = sorted(_ranks_not_pefts(model))
     if ranks:
-        return f"set lora=LoRA(rank={ranks[0]}, alpha={ranks[0]}) in the case, with the alpha that you use"
+        return (
+            f"set lora=LoRA(rank={ranks[0]}, alpha={ranks[0]}) in the case, but replace this alpha with "
+            "the one that you use"
+        )
     if any(_is_adapter(name) for name, _ in model.named_parameters()):
-        return "set lora=LoRA(rank=16, alpha=32) in the case, with the rank and alpha that you use"
+        return "set lora=LoRA(rank=16, alpha=32) in the case, but replace both numbers with your own"
     return "leave lora out of the case"
 
 

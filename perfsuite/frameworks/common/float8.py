@@ -65,8 +65,8 @@ def expected(
 def convert(recipe: Recipe | None, model: Any, device: Any) -> None:
     """Convert the linear layers of a model's blocks to float8. On a CPU, float8 is emulated.
 
-    The head is not converted, as torchao advises. Raises `MismatchError` for sizes that float8 does not
-    support.
+    The head stays in higher precision, as torchao advises. Raises `MismatchError` for sizes that float8
+    does not support.
     """
     if recipe is None:
         return

@@ -70,8 +70,9 @@ def training(
             losses.append(train_step())
         if scaler is not None and scaler.is_enabled() and scaler.get_scale() < LOSS_SCALE:
             raise MismatchError(
-                f"{case.precision}: gradients were not finite at a loss scale of {LOSS_SCALE:g}, and the "
-                "optimizer skipped those steps. Give a lower learning_rate, or train in bf16-mixed"
+                f"{case.precision}: in some steps, gradients were not finite at a loss scale of "
+                f"{LOSS_SCALE:g}, and the optimizer skipped these steps. Give a lower learning_rate, or "
+                "train in bf16-mixed"
             )
         return losses
 

@@ -83,7 +83,10 @@ class Degrees(Data):
             return f"cp_size={self.cp_size} needs a GPU. Run the case dry, with a simulated GPU"
         if self.cp_size > 1 and (case.attention != "sdpa" or case.precision == "fp32" or case.compile):
             settings = f"{case.attention!r}, precision {case.precision!r}, compile {case.compile}"
-            return f"cp_size={self.cp_size} needs attention 'sdpa', 16 bits and no compile, not {settings}"
+            return (
+                f"cp_size={self.cp_size} needs attention 'sdpa', 16 bits and no compile. The case has "
+                f"attention {settings}"
+            )
         split = self.tp_size > 1
         for package in ("accelerate", "transformers") if split else ("accelerate",):
             installed = importlib.metadata.version(package)

@@ -113,12 +113,13 @@ class _NoLog:
 
 
 class _Reducer:
-    """A wrapper around a DDP model's C++ reducer. It replaces this reducer when torch rebuilds the buckets.
+    """A wrapper around a DDP model's C++ reducer.
 
-    Torch rebuilds the buckets in the first forward after a backward that reduced gradients. Unlike this
-    class, torch then keeps the same reducer, and sends the indices of the new buckets to the other ranks.
-    `used` is the length of the map of used parameters, which has one int32 per parameter. `rebuild` returns
-    the new reducer. It is None if torch does not rebuild the buckets.
+    When torch would rebuild the buckets, the wrapper replaces the C++ reducer with a new one. Torch rebuilds
+    the buckets in the first forward after a backward that reduced gradients. Unlike this class, torch then
+    keeps the same reducer, and sends the indices of the new buckets to the other ranks. `used` is the length
+    of the map of used parameters, which has one int32 per parameter. `rebuild` returns the new reducer. It is
+    None if torch does not rebuild the buckets.
     """
 
     def __init__(self, model: Any, used: int, rebuild: Callable[[], Any] | None) -> None:

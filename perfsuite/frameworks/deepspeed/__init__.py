@@ -35,7 +35,9 @@ from perfsuite.frameworks.deepspeed.engine import LIBRARY, NOT_DRY
 PRECISIONS = ("fp32", "bf16", "bf16-mixed")
 """Supported precisions of a case. `bf16` turns on DeepSpeed's section `bf16`, with fp32 copies of the
 parameters in the optimizer. `bf16-mixed` turns on the section `torch_autocast`, with parameters in fp32."""
-TAKEN = frozenset(  # accepted keys. Other keys are refused, because DeepSpeed itself would ignore them
+# Accepted keys. Other keys are refused: perfsuite supports only ZeRO, and DeepSpeed would ignore a misspelt
+# key.
+TAKEN = frozenset(
     "bf16 checkpoint communication_data_type data_types disable_allgather fp16 "  # noqa: SIM905
     "gradient_accumulation_steps gradient_allreduce_op gradient_clipping gradient_predivide_factor log_level "
     "optimizer prescale_gradients scheduler steps_per_print torch_autocast train_batch_size "
@@ -151,8 +153,8 @@ class DeepSpeed(Framework):
             return None
         return (
             f"DeepSpeed compiles its optimizer ({operator}) in the first launch, which needs nvcc. Install "
-            "the CUDA toolkit and set CUDA_HOME, or use torch's AdamW (zero_force_ds_cpu_optimizer or "
-            "torch_adam)"
+            "the CUDA toolkit and set CUDA_HOME, or use torch's AdamW (set zero_force_ds_cpu_optimizer to "
+            "false, or torch_adam to true)"
         )
 
     def plan(self, case: Case) -> LaunchPlan:

@@ -66,7 +66,8 @@ class Nanotron(Framework):
     pp: int = Field(default=1, ge=1, strict=True)
     """Degrees of data, tensor and pipeline parallelism: dp x tp x pp must be the world size."""
     tp_mode: Literal["ALL_REDUCE", "REDUCE_SCATTER"] = "ALL_REDUCE"
-    """REDUCE_SCATTER also splits the sequence between the tensor-parallel layers (sequence parallelism)."""
+    """With REDUCE_SCATTER, ranks also split the sequence, in the parts of the model that are between the
+    tensor-parallel layers (sequence parallelism)."""
     tp_linear_async_communication: bool = False
     """Overlap tensor-parallel communication with the matmuls."""
     pp_engine: Literal["1f1b", "afab"] = "1f1b"

@@ -1,7 +1,7 @@
 """Change nanotron 0.4 so that it runs. For the worker; imports torch. Only `load` changes anything.
 
-`load` imports nanotron through its own finder, which changes nanotron's source text in memory. No installed
-file is changed, no `.pyc` of nanotron is read or written, and nothing outside nanotron is replaced.
+`load` imports nanotron through a finder of this module, which changes nanotron's source text in memory. No
+installed file is changed, no `.pyc` of nanotron is read or written, and nothing outside nanotron is replaced.
 
 | where | what | why |
 | --- | --- | --- |
@@ -64,8 +64,9 @@ def load(*, cpu: bool, flash_attn: bool) -> str:
     changes = {"circular import": _ALWAYS, "torch for flash_attn": () if flash_attn else _FALLBACKS}
     changes["cpu and gloo for cuda and nccl"] = _CPU if cpu else ()
     finder = _Finder(list(itertools.chain(*changes.values())))
-    # Insert the finder directly before Python's own. Finders that are already in front of it stay in front,
-    # because they can wait for nanotron's modules, for example to recognise checkpoints.
+    # Insert the finder directly before Python's own. Finders that are already in front of Python's own stay
+    # in front of this one, because they might have to act when a module of nanotron is imported. For example,
+    # `AfterImport` then adds the hooks that recognise checkpoints.
     finders = sys.meta_path
     finders.insert(finders.index(PathFinder) if PathFinder in finders else len(finders), finder)
     trainer: Any = importlib.import_module("nanotron.trainer")

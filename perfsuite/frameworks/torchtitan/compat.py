@@ -50,8 +50,8 @@ def before_import(device_type: str) -> None:
 
     The Trainer calls `set_timeout` after its first step. In torch 2.13, this function is still called
     `_set_pg_timeout`. If there is no accelerator, torchtitan uses the device module of CUDA and queries its
-    memory. `torch.cpu` cannot replace this module. It has no memory statistics, and its `current_device`
-    returns a name, but torchtitan needs an index.
+    memory. `torch.cpu` cannot replace this module, because `torch.cpu` has no memory statistics, and because
+    its `current_device` returns a name, but torchtitan needs an index.
     """
     import torch.distributed as dist
 

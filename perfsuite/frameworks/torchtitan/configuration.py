@@ -140,7 +140,7 @@ def _conflicts(config: Any, dims: ParallelDims, case: Case) -> Iterator[str]:
     says = {
         ("training.seq_len", "sequence_length"): training.seq_len,
         ("training.local_batch_size", "micro_batch"): training.local_batch_size,
-        ("training.global_batch_size over the sequences of all ranks", "gradient_accumulation"): (
+        ("training.global_batch_size divided by the sequences of all ranks", "gradient_accumulation"): (
             max(training.global_batch_size, sequences) / sequences
         ),
         ("training.dtype, mixed_precision_param", "precision"): PRECISIONS.get(dtypes, dtypes),

@@ -81,7 +81,7 @@ def _knows_positions(infer: Any) -> Any:
 
 
 def _shape(self: Any, source: int) -> Any:
-    """Return the shapes that another stage would send: of the input activations or the output gradients."""
+    """Return the shapes of input activations or of output gradients, as another stage would send them."""
     if source > self.stage_index:
         gradients = tuple(replaced(output, requires_grad=False) for output in stage_meta(self).outputs)
         return private.StageBackwardMeta(backward_metas=gradients)

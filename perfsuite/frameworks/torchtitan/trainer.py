@@ -214,7 +214,7 @@ def trainer_config(case: Case) -> Trainer.Config:
 
 
 def flight_recorder_fields() -> dict[str, Any]:
-    """Return the fields of `CommConfig` that keep torch's flight recorder on in a launch.
+    """Return the fields of `CommConfig` that keep torch's flight recorder enabled in a launch.
 
     By default, torchtitan creates a folder for the recorder's files in the current directory. These fields
     name the directory of the launch instead. A dry run has no such directory, and needs no recorder.

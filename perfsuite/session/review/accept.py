@@ -32,9 +32,10 @@ T = TypeVar("T")
 def measured(
     store: Store, hardware_class: str | None, pattern: str, sessions: int
 ) -> dict[str, list[Launch]]:
-    """Return the launches of each case on a hardware class; None: on the classes of the newest session.
+    """Return the launches of each case on a hardware class.
 
-    Raises `FileError` if there are no launches.
+    If `hardware_class` is None, the hardware classes of the newest session are meant. Raises `FileError` if
+    there are no launches.
     """
 
     def case_and_class(run: Run) -> str | None:

@@ -107,7 +107,10 @@ def _require_reason(before: CountBaseline, now: CountBaseline) -> None:
 
 
 def _other_method(before: CountBaseline, now: CountBaseline) -> str:
-    return f"counted with the method {now.method!r}, but before with {before.method!r}: not comparable"
+    return (
+        f"the new counts are from the method {now.method!r}, the old ones from {before.method!r}: "
+        "not comparable"
+    )
 
 
 def _changes(before: CountBaseline | None, now: CountBaseline | None) -> list[str]:

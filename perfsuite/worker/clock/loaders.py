@@ -92,12 +92,15 @@ def is_loading(thread: int) -> bool:
 
 
 def settings() -> dict[str, str]:
-    """Return the settings of all `DataLoader`s that have yielded batches, as one entry; {} without any."""
+    """Return the settings of all `DataLoader`s that have yielded batches, as one entry; {} if none has."""
     return {LOADER: "; ".join(sorted(_settings))} if _settings else {}
 
 
 def _note_settings(loader: Any) -> None:
-    """Record the arguments that decide how fast a loader is. A configuration file can contain them."""
+    """Record the arguments that decide how fast a loader is.
+
+    A configuration file can contain them, so they can change although the code does not.
+    """
     if isinstance(loader, DataLoader):
         with contextlib.suppress(Exception):  # a subclass can have removed an attribute
             words = [f"{name}={getattr(loader, name)}" for name in SETTINGS]
@@ -187,7 +190,7 @@ class NamedLoader(NamedFunction):
             raise MismatchError(
                 f"loader={self.name!r}: it was not called in the first steps. Name the function that the "
                 "training calls for each batch, or the function that returns the iterator over batches. "
-                "Leave loader out for a DataLoader"
+                "If a DataLoader yields the batches, do not give loader"
             )
 
     def _noticed(self, make: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Record some steps after the warm-up with torch's profiler, in a separate launch."""
+"""Use torch's profiler to record some steps after the warm-up, in a separate launch."""
 
 import gzip
 import json

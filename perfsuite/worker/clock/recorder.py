@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from perfsuite.worker.counting.steps import Counting
 
 PROGRESS_EVERY_S = 0.5
-UNSETTLED_STEPS = 2  # number of steps at the start of a launch whose times do not represent later steps
+UNSETTLED_STEPS = 2  # number of steps at the start of a launch. Their times do not represent later steps
 USUAL_OF_STEPS = 20  # number of recent steps whose median estimates the length of the running step
 
 
@@ -38,7 +38,7 @@ class Recorder:
     `probe` is a fixed piece of work that runs after each step and is timed separately. `before_end` injects
     faults. It is called with the step's index, just before the end of the step is stamped.
 
-    The peak of `memory` is reset after the first step, because libraries can allocate memory in that step
+    The peak of `memory` is reset after the first step, because in that step, libraries can allocate memory
     that they need only once. The peak is reset again after the counted steps.
     """
 

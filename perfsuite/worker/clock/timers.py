@@ -11,7 +11,8 @@ from perfsuite.results.rank_report import SIMULATED_CLOCK
 CALIBRATION_CYCLES = 10**7  # number of GPU cycles (a few milliseconds) that `CudaTimer.sleep` times once
 
 _time: Any = module_from_spec(BuiltinImporter.find_spec("time"))  # type: ignore[arg-type]
-# Use a separate copy of `time`, because freezegun and libraries that scale time patch the usual module.
+# Use a separate copy of `time`, because the usual module is patched by some libraries, for example by
+# freezegun and by libraries that scale time.
 BuiltinImporter.exec_module(_time)
 
 

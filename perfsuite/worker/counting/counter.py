@@ -192,9 +192,10 @@ class StepCounter(TorchDispatchMode):
         self._has_gpu = torch.cuda.is_available()
         # The ids of the step counters that torch's optimizers keep on the host.
         self._step_counters: set[int] = set()
-        # The numbers of storages that were allocated since the mode was entered, and not written yet.
+        # The ids (`LiveMemory.number`) of storages that were allocated since the mode was entered, and not
+        # written yet.
         self._unfilled: set[int | None] = set()
-        # The numbers of storages that were computed from other storages since the mode was entered.
+        # The ids of storages that were computed from other storages since the mode was entered.
         self._computed: set[int | None] = set()
         self._optimizers = optimizers
         self._parameters = tuple(parameters)

@@ -1,7 +1,8 @@
 """Read the norm of the gradients before they are clipped, in one step that is not timed. Imports torch.
 
-After clipping, the norm is always `max_norm`, even if all gradients were too large by a common factor. The
-norm is therefore read when a script or its library begins to clip, and after each backward.
+Clipping reduces every larger norm to `max_norm`. After clipping, the norm therefore does not show whether all
+gradients were too large by a common factor. So the norm is read when a script or its library begins to clip,
+and after each backward.
 
 accelerate, the Trainer, Lightning and torchtitan clip with functions of `torch.nn.utils`. They use these
 functions for all tensors, including the DTensors of FSDP2. FSDP1 has its own function. Libraries of
@@ -32,7 +33,7 @@ FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel:FullyShardedDataPara
 SAME = 1e-3  # largest relative difference that rounding can cause between two norms of the same gradients
 UNREAD = "the norm of the gradients before clipping is unknown: the gradients were not available"
 CHANGED = (
-    "the norm of the gradients before clipping is unknown: it went from {:.4g} after backward to {:.4g} at "
+    "the norm of the gradients before clipping is unknown: the norm was {:.4g} after backward and {:.4g} at "
     "the optimizer's step, but none of the known clipping functions was called"
 )
 

@@ -59,7 +59,7 @@ class Growth:
         # Number of tensors with an autograd graph at each boundary. None: unknown.
         self._graphs: list[int | None] = []
         self._frozen: list[int] = []  # number of frozen objects at each boundary
-        # An object whose place in the collector's list marks the end of the objects of the previous boundary.
+        # An object whose place in the collector's list shows where the objects of the previous boundary end.
         self._mark: list[None] = []
         self._full_collections = 0  # number of full collections until the previous boundary
         self._kept: KeptObjects | None = None
@@ -219,8 +219,8 @@ def _collect() -> None:
     """Collect all garbage, the youngest objects first.
 
     A collection untracks each container that contains no tracked objects, for example a tuple of numbers. A
-    tuple of such tuples is untracked only by the next collection. So new objects are collected three times.
-    Older objects are collected once, because a full collection takes a few tenths of a second.
+    tuple of such tuples is untracked only by the next collection. So new objects go through three
+    collections. Older objects go through only one, because a full collection takes a few tenths of a second.
     """
     for generation in range(3):
         gc.collect(generation)

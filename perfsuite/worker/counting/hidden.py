@@ -49,7 +49,7 @@ class Watch:
         self.stepped: list[Any] = []  # the optimizers that have stepped
 
     def other_threads(self) -> int:
-        """Return how many other Python threads were started in the step, or computed in it.
+        """Return how many other Python threads started in the step, or used CPU time in it.
 
         A thread that only waits takes no CPU time. Any CPU time counts, because a thread that makes a small
         batch takes only a little.

@@ -139,7 +139,7 @@ class _Search:
                 continue
             place = _place(link)
             new = link.ends & ~self._reached.get(place, 0)
-            # If a link is reached again, follow it only for objects with which it was not reached before.
+            # If a link is reached again, follow it only for searched objects that did not lead to it before.
             if new and not isinstance(link.thing, type):
                 self._reached[place] = self._reached.get(place, 0) | new
                 previous = following.get(place)
@@ -175,9 +175,10 @@ def _is_weak(thing: Any) -> bool:
 
 
 def _place(link: _Link) -> tuple[int, int]:
-    """Return the key of a link.
+    """Return the key under which a search stores a link.
 
-    A dictionary has a separate key for each of its values, because each value gets its own name later.
+    If `link.thing` is a dictionary, the key also depends on the object below it, because each value of
+    a dictionary gets its own name later.
     """
     if link.below is None or not isinstance(link.thing, dict):
         return id(link.thing), 0

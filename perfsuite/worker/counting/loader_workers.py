@@ -1,6 +1,6 @@
-"""Count what a `DataLoader`'s worker process does for a batch, and what it keeps. Pass it to the rank.
+"""Count what a `DataLoader`'s worker process does for a batch, and what it keeps.
 
-Imports torch.
+The counts are passed to the rank. Imports torch.
 
 All workers, however they are started, make batches with the `fetch` method of one of two private classes of
 torch. The workers of torchdata's StatefulDataLoader do so too. If torch does not have these classes, workers
@@ -54,7 +54,7 @@ IDLE_POLL_S = 0.01
 COUNTING_S = 10.0  # maximum seconds to wait for the result of a worker that is counting its objects
 TOO_FEW = (
     "the number of objects that a loader's worker keeps is unknown: "
-    f"its first worker made fewer than {KEPT_BETWEEN[1] + 1} batches"
+    f"the loader's first worker made fewer than {KEPT_BETWEEN[1] + 1} batches"
 )
 
 
@@ -85,7 +85,7 @@ def batch_of(run_dir: RunDir, worker_pids: Iterable[int]) -> tuple[WorkerBatch |
 
 
 def _read(run_dir: RunDir, pid: int) -> WorkerBatchFile | None:
-    """Return the file of a worker. If the worker is just counting objects, wait until it has finished."""
+    """Return the file of a worker. If the worker is counting objects now, wait until it has finished."""
     until = time.monotonic() + COUNTING_S
     while True:
         file = documents.read_or_none(run_dir.worker_batch(pid), WorkerBatchFile)
@@ -197,7 +197,7 @@ class _Counting:
 
 
 def _is_idle(idle_s: float) -> bool:
-    """Wait until the rank has taken all batches of this worker. Return False if it has not within `idle_s`.
+    """Wait until the rank has taken all batches of this worker. Return False if that takes over `idle_s`.
 
     The rank needs the next batch, so it takes the earlier ones soon. Until then, threads of multiprocessing
     and the files that share the memory of tensors keep objects of these batches alive.
@@ -218,10 +218,10 @@ def _are_batches_sent() -> bool:
 
 
 def _sends_nothing(innermost: FrameType) -> bool:
-    """Return whether a thread sends nothing, from its innermost frame.
+    """Return whether a thread sends nothing. `innermost` is the innermost frame of the thread.
 
-    The thread that sends batches can have been notified of a batch without running yet. The variable `buffer`
-    of its function then has this batch.
+    The thread that sends batches can have been notified of a batch, but not have run since. The variable
+    `buffer` of its function then contains this batch.
     """
     for frame, _ in traceback.walk_stack(innermost):
         if frame.f_code.co_filename == queues.__file__:

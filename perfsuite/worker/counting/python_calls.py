@@ -19,7 +19,7 @@ from perfsuite.results.counts import OUTSIDE_OF_STEPS, Phase, PythonCalls
 T = TypeVar("T")
 
 OURS = f"{Path(__file__).parents[2]}{os.sep}"
-# The functions in this file are not counted, and neither are the calls that they make.
+# The functions in `steps.py` are not counted, and neither are the calls that they make.
 COUNTING = str(Path(__file__).with_name("steps.py"))
 NOT_SEEN = ("find_torch_dispatch_rule", "__eq__")
 """These functions are not counted, and neither are the calls that they make. torch calls the first one for
@@ -83,7 +83,7 @@ class PythonCounter:
         for callback in (self._collection_begins, self._collection_ends):
             if callback in gc.callbacks:
                 gc.callbacks.remove(callback)
-        # This is true if our profile function was removed, or another one was added.
+        # Calls are missing if our profile function was removed, or if another one was added.
         if not self._watch.stop() or sys.getprofile() is not None:
             self._is_whole = False
         self._steps.append(self._calls)

@@ -107,7 +107,10 @@ class NamedFunction:
             return None
         module = self._imported()
         if module is None:
-            return f"the script has not imported a module {self.module!r}. Name it as the script imports it"
+            return (
+                f"the script has not imported a module {self.module!r}. Give the name under which the script "
+                "imports it"
+            )
         kinds = "function, class or method" if self._methods else "function or method"
         what = "does not exist in" if self._owner(module) is None else f"is not a {kinds} of"
         script = " (the script itself)" if self._is_of_main else ""
@@ -127,8 +130,8 @@ class Search:
     """Finds named functions after the script has defined them, and before it calls them.
 
     If a function is defined in `__main__`, only a profile function can run between its definition and its
-    first call. A profile function makes all Python code slower. It is therefore removed while modules are
-    imported that cannot define a missing function. It is removed for good when all functions are found, or
+    first call. A profile function makes all Python code slower. It is therefore removed during imports of
+    modules that cannot define a missing function. It is removed for good when all functions are found, or
     when the first step begins. The profile function looks for the functions only if a name has been bound to
     another object.
     """

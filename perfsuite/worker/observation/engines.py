@@ -143,9 +143,9 @@ def _is_part(
     engine = next((self_ for self_ in steppers if isinstance(self_, of_kind)), None)
     if engine is None and not any(function == "__init__" for function, _ in callers):
         raise MismatchError(
-            f"{_with_version(library)} steps {type(optimizer).__name__} outside of {name}.{kind.step}, in "
-            f"{callers[0][0]}, so the end of a training step is unknown. Train with the methods of a {name}, "
-            f"with another version of {library}, or without that library"
+            f"{_with_version(library)} takes a step of {type(optimizer).__name__} outside of "
+            f"{name}.{kind.step}, in {callers[0][0]}, so the end of a training step is unknown. Train with "
+            f"the methods of a {name}, with another version of {library}, or without that library"
         )
     if engine is not None and kind.step not in vars(engine):
         _created.append(kind)  # needed if the engine was created before `watch`

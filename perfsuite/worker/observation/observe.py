@@ -81,8 +81,8 @@ class Observer:
             if self._has_values:
                 self._before = replicas.fingerprint(self.model)
                 self._collectives_before = replicas.collectives_begun()
-            # Hooks inside a compiled model would change its graphs. Treat the model as compiled if it is
-            # unknown whether it is.
+            # Hooks inside a compiled model would change its graphs. If it is unknown whether the model is
+            # compiled, treat it as compiled.
             may_be_compiled = self.case.compile or software.compiled_graphs() != 0
             self._second_step = SecondStep(self.model, inside=not may_be_compiled)
             self.optimizer = optimizer
@@ -115,7 +115,7 @@ class Observer:
         self._after = replicas.fingerprint(self.model)
         settings = {
             **self._settings,
-            # A rank of FSDP1 can hold only frozen parameters. Nothing then changes on this rank.
+            # With FSDP1, all parameters that a rank holds can be frozen. Nothing then changes on this rank.
             "parameters_changed": "yes" if self._after != self._before or not self._before else "no",
             "compiled": _compiled(),
         }

@@ -94,8 +94,9 @@ class Optimizers:
         clocks = [stepping for stepping in self.seen if stepping.is_clock]
         steps = sum(clock.steps_since for clock in clocks)
         return tuple(
-            f"{stepping.name} took {stepping.steps_since} steps in {steps} training steps, which end when "
-            f"{clocks[0].name} steps. If another optimizer should end a training step, give Script(clock=...)"
+            f"{stepping.name} took {stepping.steps_since} steps in {steps} training steps. Each step of "
+            f"{clocks[0].name} ends a training step. If another optimizer should end it, give "
+            "Script(clock=...)"
             for stepping in self.seen
             if clocks
             and not stepping.is_clock

@@ -1,4 +1,7 @@
-"""Observe blocks, dtypes, attention kernel and tokens with hooks, in the second step (not measured)."""
+"""Observe blocks, dtypes, attention kernel and tokens with hooks, in the second step.
+
+This step is not measured.
+"""
 
 import re
 from collections import Counter, deque

@@ -46,7 +46,7 @@ def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
 
 
 def imported() -> dict[str, str]:
-    """Return the versions of all distributions that have imported modules. This takes half a second."""
+    """Return the version of each distribution from which a module is imported. This takes half a second."""
     modules = {name.partition(".")[0] for name in sys.modules}
     providers = importlib.metadata.packages_distributions()
     names = {name for module in modules for name in providers.get(module, ()) if name}

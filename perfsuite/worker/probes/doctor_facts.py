@@ -1,4 +1,4 @@
-"""The measurements of `worker.probes.doctor_probe`, as a file for the driver."""
+"""The measurements of `worker.probes.doctor_probe`, as a file for the process that started the probe."""
 
 from typing import Literal
 

@@ -28,8 +28,8 @@ def device_probe(device: torch.device) -> dict[str, float]:
     - `matmul_tflops`: on a GPU, the best of 5 matmuls of 4096 x 4096 in bf16 (fp16 if the GPU has no bf16).
       On a CPU, the median of 20 matmuls of 384 x 384 in fp32, with all threads of the process. A matmul of
       n x n matrices counts as 2 n^3 operations.
-    - `copy_gb_s`: the best of 3 copies of 256 MiB (CPU: 64 MiB) within the device's memory. The bytes read
-      and the bytes written both count.
+    - `copy_gb_s`: the best of 3 copies of 256 MiB (CPU: 64 MiB) within the device's memory. Bytes that
+      are read and bytes that are written both count.
     - `all_reduce_gb_s`: the best of 20 all-reduces of 64 MiB (CPU: 4 MiB) in fp32, after a barrier. The rate
       is bytes divided by time ("algorithm bandwidth" in nccl-tests' PERFORMANCE.md). The rate is left out
       if there is only one rank or no process group.

@@ -347,8 +347,8 @@ class Attached:
         return ScriptError(
             f"the script ended after {self.steps} of {self.case.total_steps} optimizer steps. Lower "
             "max_warmup_steps or steps, or give the script more data. If it resumes from files of an earlier "
-            f"launch, pass {LAUNCH_DIR} in its arguments, command or env, and keep the files there: it is a "
-            f"new directory in each launch{several}"
+            f"launch, pass {LAUNCH_DIR} in its arguments, command or env, and keep the files in that "
+            f"directory, which is new in each launch{several}"
         )
 
     def give_up(self, error: Exception) -> None:

@@ -76,7 +76,7 @@ class Claim:
         """Record that this process is about to train as this rank. Return its relation to other processes:
 
         - `first`: no other process has trained as this rank
-        - `next`: the process that trained as this rank before has ended by itself
+        - `next`: the previous process that trained as this rank has ended by itself
         - `child`: an ancestor of this process trains as this rank
 
         Raises `MismatchError` if another process trains as this rank, or has been measured as this rank.
@@ -278,6 +278,6 @@ def without_launcher(error: BaseException) -> str:
 
 
 def device_of(optimizer: Any) -> torch.device:
-    """Return the GPU of the optimizer's first parameter on a GPU, or the current GPU if none is on a GPU."""
+    """Return the GPU of the first parameter that is on a GPU. If there is none, return the current GPU."""
     on_gpu = (p.device for p in parameters_of(optimizer) if p.device.type == "cuda")
     return next(on_gpu, None) or torch.device("cuda", torch.cuda.current_device())

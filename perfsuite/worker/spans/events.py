@@ -258,7 +258,7 @@ def _in_the_background(function: Callable[..., Any], event: str) -> Any:
 
 
 def _watch_waits(future: Any, event: str) -> None:
-    """Add the time that the training waits for a future to the seconds of its event.
+    """Count the time for which the training waits for a future as seconds of its event.
 
     Without this, a script that starts a save in the background and waits for it at once would seem to save
     fast.

@@ -66,7 +66,7 @@ def _then_attach(loader: Any) -> None:
                 _tell(error)
                 return
             raise ImportError(
-                f"perfsuite measures this command, but {sys.executable} cannot import it ({error}). "
+                f"perfsuite measures this command, but {sys.executable} cannot import perfsuite ({error}). "
                 "Install perfsuite in the environment of the command"
             ) from error
         finally:
@@ -91,8 +91,8 @@ def _begin_clock() -> ModuleType | None:
     """Load the clock module by its path and start the clock.
 
     The module is not imported in the usual way, because its package would import too much into a script.
-    Until torch is imported, the module is not in `sys.modules`. Returns None if this fails. The start-up is
-    then not timed.
+    Until torch is imported, the module is not in `sys.modules`. Returns None if the clock cannot be started.
+    The start-up is then not timed.
     """
     try:
         here = os.path.dirname(os.path.realpath(__file__))

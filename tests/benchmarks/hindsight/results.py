@@ -1,6 +1,7 @@
 """Stores the results of the pairs in a file, and shows them in the tables of the page."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -84,8 +85,8 @@ def tables(all_results: Results) -> str:
             f"regressions were not run. {len(again)} pairs were run both on a quiet machine and on a busy "
             f"one. For {len(alike)} of these, the verdict and the first line are the same.\n\n"
             f"Regressions found, by where they appear: {by_kind}.\n",
-            "| thread | where | good, bad | regression | verdict | first line | s, quiet | s, busy |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- |",
+            "| thread: good, bad | regression | verdict | first line | where | seconds |",
+            "| --- | --- | --- | --- | --- | --- |",
             *(_row(pair, results[pair.name], all_results) for pair in tried if pair.name in results),
             f"\nNot found, because a step of our scripts does not show the regression ({len(alike_both)}):\n",
             *(f"- {pair.link}: {pair.cannot.removeprefix(ALIKE)}." for pair in alike_both),
@@ -112,12 +113,19 @@ def _untried(pair: Pair) -> str:
     return f"not run yet ({pair.kind}: {pair.what})"
 
 
+def code(text: str) -> str:
+    """Return a text as code in Markdown. Its fence is longer than each row of backquotes in the text."""
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    space = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{space}{text}{space}{fence}"
+
+
 def _row(pair: Pair, result: Result, results: Results) -> str:
     took = (results.get((pair.name, busy)) for busy in (False, True))
-    seconds = ("" if measured is None else str(measured.seconds) for measured in took)
+    seconds = " / ".join("-" if measured is None else str(measured.seconds) for measured in took)
     missed = f". {pair.why_missed}" if pair.why_missed and result.outcome == "missed" else ""
-    first = f"`{result.first.removeprefix('regressed: ')}`{missed}"
-    cells = (pair.link, pair.kind, _arms(pair), pair.what, result.outcome, first, *seconds)
+    first = f"{code(result.first.removeprefix('regressed: '))}{missed}"
+    cells = (f"{pair.link}: {_arms(pair)}", pair.what, result.outcome, first, pair.kind, seconds)
     return f"| {' | '.join(cells)} |"
 
 
@@ -126,7 +134,7 @@ def _by_script(unchanged: Sequence[Pair], results: Mapping[str, Result]) -> dict
     sentences: dict[str, list[str]] = {}
     for pair in unchanged:
         result = results[pair.name]
-        said = "" if result.outcome == "silent" else f" ({result.outcome}: `{result.first}`)"
+        said = "" if result.outcome == "silent" else f" ({result.outcome}: {code(result.first)})"
         sentences.setdefault(f"`{pair.script}`", []).append(f"{_arms(pair)}{said}")
     return sentences
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markdown_it import MarkdownIt
 
 import perfsuite
 from perfsuite.errors import CaseError
@@ -16,7 +17,7 @@ from perfsuite.results.outcome import CountCheck, Finding, Verdict
 from perfsuite.session import against_arm
 from tests.benchmarks.hindsight.__main__ import judged, main, run
 from tests.benchmarks.hindsight.pairs import PAIRS, SCRIPTS, Pair
-from tests.benchmarks.hindsight.results import ALIKE, PAGE, Result, read, tables
+from tests.benchmarks.hindsight.results import ALIKE, PAGE, Result, code, read, tables
 from tests.counted import make_finding
 from tests.samples import make_result, make_run
 
@@ -126,8 +127,36 @@ def test_table_compares_quiet_and_busy_machines() -> None:
     made = tables({(result.name, result.busy): result for result in results})
     assert "2 pairs were run both on a quiet machine and on a busy one" in made
     assert "For 1 of these, the verdict and the first line are the same" in made
-    assert f"| {one.what} | found | `cause` | 11 | 97 |" in made
-    assert f"| {other.what} | missed | `passed` | 22 | 22 |" in made
+    assert f"| {one.what} | found | `cause` | {one.kind} | " in made
+    assert f"| {other.what} | missed | `passed` | {other.kind} | " in made
+    assert re.findall(r"\| (\S+ / \S+) \|\n", made) == ["11 / 97", "22 / 22"]
+
+
+def test_table_has_a_dash_for_a_machine_without_a_run() -> None:
+    pair = next(pair for pair in PAIRS if pair.is_regression and not pair.cannot)
+    result = Result(name=pair.name, outcome="found", first="regressed: cause", seconds=97, busy=True)
+    assert " | - / 97 |\n" in tables({(pair.name, True): result})
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("3 calls", "`3 calls`"),
+        ("held by `a.b` and `c`, once", "``held by `a.b` and `c`, once``"),
+        ("held by `a.b`", "`` held by `a.b` ``"),
+        ("``a``: 1", "``` ``a``: 1 ```"),
+    ],
+)
+def test_code_may_contain_backquotes(text: str, shown: str) -> None:
+    assert code(text) == shown
+    assert [token.content for token in MarkdownIt().parseInline(shown)[0].children or ()] == [text]
+
+
+def test_the_cells_of_the_page_are_whole() -> None:
+    """A backquote that is left in a text ends a span of code too early, or begins one that never ends."""
+    page = MarkdownIt("commonmark").enable("table").parse(PAGE.read_text())
+    texts = [child.content for token in page for child in token.children or () if child.type == "text"]
+    assert [text for text in texts if "`" in text] == []
 
 
 def test_table_shows_the_last_result_of_a_pair() -> None:
@@ -164,7 +193,7 @@ def test_counts_found_regressions_by_place() -> None:
     missed = Result(name=other.name, outcome="missed", first="passed", seconds=1)
     made = tables({(result.name, result.busy): result for result in (caught, missed)})
     assert "event 1 of 2;" in made
-    assert f"| event | {one.good.split()[0].replace('==', ' ')}, " in made
+    assert f"| {one.link}: {one.good.split()[0].replace('==', ' ')}, " in made
 
 
 def test_pair_without_a_result_was_not_run() -> None:

@@ -95,4 +95,4 @@ def test_excused_cases_are_not_failed(excuse: Any) -> None:
 def test_a_case_without_a_baseline_says_why(outcome: Any, said: str, shown: str) -> None:
     assert case_row(result(0, outcome, reasons=(said,))).found == shown
     again = case_row(result(0, "recorded"), result(0, outcome, reasons=(said,)))
-    assert again.found == f"{outcome} without a change: {said}"
+    assert again.found == f"{outcome} although the code did not change: {said}"

@@ -67,7 +67,7 @@ def test_what_was_not_seen_is_said_so() -> None:
     [
         ((passed("a", "fit"),), "1 baseline is fit to accept: perfsuite baseline refresh --hardware h100"),
         ((passed(REACHED, "all"), unknown("a", "noisy")), "No baseline is fit to accept yet."),
-        ((passed("a", "fit"), failed("b", "")), "Repair what failed before accepting a baseline."),
+        ((passed("a", "fit"), failed("b", "")), "Before accepting a baseline, repair what failed."),
         ((unknown("a", "noisy"),), "0 passed, 0 failed, 1 unknown, 0 not run. No baseline is fit"),
         ((not_run("cases", "no cases"),), "0 unknown, 1 not run. No baseline is fit to accept yet."),
     ],

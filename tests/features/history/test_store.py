@@ -222,7 +222,7 @@ def test_misplaced_file_is_an_error_that_names_it(history: Path) -> None:
     documents.write_text(history / ".github/workflows/settings.json", "{}")
     [place] = store.places(history)
     [name] = store.read_cases(history)
-    with pytest.raises(FileError, match=rf"its case is missing. Restore .*/cases/{name}\.json"):
+    with pytest.raises(FileError, match=rf"a case of this session is missing. Restore .*/cases/{name}\.json"):
         place.read({})
     moved = written.parents[1] / ("f" * 40)
     written.parent.rename(moved)

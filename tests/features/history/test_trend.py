@@ -135,7 +135,7 @@ def test_unknown_case_or_class_is_an_error(root: Path) -> None:
     with pytest.raises(FileError, match=r"has no session whose commit is on main of .*repo"):
         trend(HISTORY, repo=root / "repo")
     next(HISTORY.glob(f"cases/{SAME}.*")).unlink()
-    with pytest.raises(FileError, match=rf"its case is missing. Restore .*{SAME}"):
+    with pytest.raises(FileError, match=rf"a case of this session is missing. Restore .*{SAME}"):
         trend(HISTORY, case=SLOWER)
 
 

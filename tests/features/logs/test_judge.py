@@ -129,7 +129,7 @@ SCATTER = 'Give 3 or more launches in "baseline", or "noise": {"sigma": '
         (b"[" * 100_000, "(whole)", "not JSON: recursion limit"),
         (b"9" * 10_000, "(whole)", ""),
         ([], "(whole)", "object"),
-        ({}, "tolerance", "tolerance: Field required; baseline: Field required; launches: Field"),
+        ({}, "tolerance", "required, but missing: tolerance, baseline, launches"),
         (trace(tolerence=0.03), "tolerence", "unknown field; remove it or correct its name"),
         (trace(**{"k" * 10_000: 1}), "k" * 97 + "...", "kkk..."),
         (trace(tolerance=0), "tolerance", "greater than 0, got 0"),

@@ -82,8 +82,8 @@ def test_json_has_a_row_for_each_case() -> None:
 def test_names_the_cases_that_need_pairs() -> None:
     accept(within=0.01)
     text = printed("2%")
-    assert "The noise of a case within a session hides 2.0% in all cases, however often " in text
-    assert "compare them in pairs (perfsuite compare): 5 pairs are enough" in text
+    assert "The noise of a case within a session hides a change of 2.0% in all cases, however " in text
+    assert "in pairs of launches (perfsuite compare): 5 pairs are enough" in text
     assert "The tolerance stays as it is." in text
 
 
@@ -93,12 +93,12 @@ def test_names_the_cases_with_too_few_launches() -> None:
     file = BASELINES / H100 / f"{few}.json"
     baseline = documents.read(file, Baseline)
     documents.write(file, baseline.replace(launches=baseline.launches[::5]))
-    assert f"3.0% is not reached in {few}: accept baselines with more launches" in printed("3%")
+    assert f"A change of 3.0% cannot be found in {few}: accept baselines with more launches" in printed("3%")
 
 
 def test_not_even_pairs_find_very_small_changes() -> None:
     accept(sigma=0.02)
-    assert "Not even a comparison in pairs (perfsuite compare) finds 1.0%" in printed("1%")
+    assert "Not even a comparison in pairs of launches (perfsuite compare)" in printed("1%")
 
 
 def test_asks_for_sessions_if_there_is_only_one() -> None:
@@ -113,7 +113,7 @@ def test_names_cases_without_a_baseline() -> None:
     accept()
     file = next((BASELINES / H100).glob(f"{CASES[3].id}.json"))
     file.unlink()
-    assert f"not planned, because they have no baseline: {CASES[3].id}" in printed("3%")
+    assert f"not planned, because these cases have no baseline: {CASES[3].id}" in printed("3%")
 
 
 def test_a_case_that_was_never_launched_has_no_cost(tmp_path: Path) -> None:
@@ -197,4 +197,4 @@ def test_an_unreached_plan_keeps_the_usual_tolerance() -> None:
 def test_says_what_a_reference_would_find() -> None:
     accept()
     text = " ".join(find.sentences(finding(0.03, has_reference=False)))
-    assert "With a reference on 2 canary cases, this night would find 3.0% in 8 more cases" in text
+    assert "a reference on 2 canary cases, this night would find a change of 3.0% in 8 more cases" in text

@@ -135,7 +135,7 @@ def test_ignores_the_report_of_an_earlier_night(tonight: Interpreter) -> None:
             "night --hardware cpu --shard 9/8",
             "--shard=9/8: give the number of this job and the number of jobs",
         ),
-        ("night --hardware cpu --out mine", "--out=mine: give a directory whose index.html, if it has one"),
+        ("night --hardware cpu --out mine", "--out=mine: give another directory (perfsuite did not write"),
         ("night --hardware cpu --budget soon", "--budget=soon: give a time above 0 in s, min or h"),
         ("night --hardware cpu --json", "--json needs --plan (a night writes results.json)"),
     ],

@@ -306,7 +306,7 @@ def test_a_preflight_names_a_slow_node(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     seen = SlurmLauncher().check_nodes(MACHINE, 2, tmp_path / "preflight", names=("n1", "n2"))
     sentence = seen.problems[0]
-    assert re.match(r"n2: matmul \S+ TFLOP/s, n1 has \S+ \(at least 40% is healthy\)", sentence)
+    assert re.match(r"n2: matmul \S+ TFLOP/s, n1 has \S+ \(healthy: at least 40% of this\)", sentence)
     assert all(problem.startswith("n2: ") for problem in seen.problems)
     names = {"matmul_tflops", "copy_gb_s", "all_reduce_gb_s"}
     rates = [(node.name, set(node.rates) - names) for node in seen.nodes]

@@ -184,12 +184,12 @@ def peft_on_two() -> torch.nn.Module:
         (
             lambda: not_pefts("loralib"),
             "not peft's, rank 4",
-            "LoRA(rank=4, alpha=4) in the case, with the alpha that you use",
+            "LoRA(rank=4, alpha=4) in the case, but replace this alpha with the one that you use",
         ),
         (
             lambda: not_pefts("as ZeRO 3 leaves it between steps"),
             "not peft's, rank not seen",
-            "LoRA(rank=16, alpha=32) in the case, with the rank and alpha that you use",
+            "LoRA(rank=16, alpha=32) in the case, but replace both numbers with your own",
         ),
     ],
     ids=["peft", "loralib", "sharded"],

@@ -106,5 +106,5 @@ def test_gradient_scaler_leaves_losses_unscaled() -> None:
 
 def test_skipped_scaler_steps_are_not_steps() -> None:
     diverging = workload(TINY.replace(precision="fp16-mixed", learning_rate=1000))
-    with pytest.raises(MismatchError, match=r"^fp16-mixed: gradients were not finite .* skipped"):
+    with pytest.raises(MismatchError, match=r"^fp16-mixed: .* gradients were not finite .* skipped"):
         diverging.run(5)

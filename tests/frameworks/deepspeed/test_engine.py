@@ -192,7 +192,9 @@ def test_reads_the_gradient_norm_an_engine_keeps(stand_in: Any, flat: Any) -> No
 
 def test_refuses_a_deepspeed_that_steps_elsewhere(stand_in: Any, flat: Any) -> None:
     flat.register_step_pre_hook(is_part)
-    said = r"^deepspeed 9\.9 steps SGD outside of DeepSpeedEngine\._take_model_step, in elsewhere, so "
+    said = (
+        r"^deepspeed 9\.9 takes a step of SGD outside of DeepSpeedEngine\._take_model_step, in elsewhere, so "
+    )
     with pytest.raises(MismatchError, match=said):
         stand_in.elsewhere(flat)
 

@@ -124,7 +124,7 @@ def test_ignores_earlier_sessions_and_versions(repository: Path) -> None:
 def test_another_method_needs_a_reason(repository: Path) -> None:
     counted("1", 1, **seen(counts(method="dispatch-0")))
     refused = counted("2", 1, status=1, **seen())
-    said = "counted with the method 'dispatch-2', but before with 'dispatch-0': not comparable"
+    said = "the new counts are from the method 'dispatch-2', the old ones from 'dispatch-0': not comparable"
     assert f"{said}. To accept it anyway, give --reason" in refused
     told("accept", "--only-counts", "--reason", "counts streams, too")
     assert accepted().method == "dispatch-2"
@@ -178,7 +178,7 @@ def test_diff_says_in_words_what_a_branch_changes(repository: Path) -> None:
     assert "  launches: 3 -> 2\n  the counts are the same\n" in told("diff")
     entries = [entry.replace(counts=entry.counts.replace(method="hooks-1")) for entry in accepted().counts]
     REVIEWED.counts.write_reviewed(accepted().replace(counts=entries))
-    assert "counted with the method 'hooks-1', but before with 'dispatch-2': not comparable" in told("diff")
+    assert "from the method 'hooks-1', the old ones from 'dispatch-2': not comparable" in told("diff")
     FILE.unlink()
     assert f"{CASE.id} counted on cpu\n  launches: 3 -> removed\n" in told("diff")
 

@@ -186,7 +186,7 @@ def test_shows_and_judges_package_metrics(repository: Path, packages: Packages) 
     worse = accept("2", 5, status=1, figures=make_figures(extra={"weights": 4e9}))
     assert f"weights gets worse (1.86 GiB -> 3.73 GiB). {WHY}" in worse
     packages.uninstall("extra-weights")
-    assert "weights (its package is not installed): 2,000,000,000.00, " in told("show", "*")
+    assert "weights (its package cannot be used): 2,000,000,000.00, " in told("show", "*")
     told("accept")
 
 

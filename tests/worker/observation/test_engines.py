@@ -79,7 +79,9 @@ def test_a_wrapper_with_the_engines_method_is_no_engine(driving: Any, optimizer:
 
 def test_refuses_a_step_of_a_wrapper_alone(driving: Any, optimizer: Any) -> None:
     told_by(optimizer)
-    with pytest.raises(MismatchError, match=r"^motor steps SGD outside of Driver\.advance, in advance, so "):
+    with pytest.raises(
+        MismatchError, match=r"^motor takes a step of SGD outside of Driver\.advance, in advance, so "
+    ):
         driving.Gear(optimizer).step()
 
 
@@ -158,7 +160,9 @@ def test_reads_the_gradient_norm_an_engine_keeps(driving: Any, optimizer: Any) -
 
 def test_refuses_a_library_that_steps_elsewhere(driving: Any, optimizer: Any) -> None:
     told_by(optimizer)
-    with pytest.raises(MismatchError, match=r"^motor steps SGD outside of Driver\.advance, in elsewhere, "):
+    with pytest.raises(
+        MismatchError, match=r"^motor takes a step of SGD outside of Driver\.advance, in elsewhere, "
+    ):
         driving.elsewhere(optimizer)
 
 

@@ -49,13 +49,15 @@ def test_notes_another_rate_after_the_first_step() -> None:
     optimizers = Optimizers("Adam")
     stepping(optimizers, [*[critic] * 3, *[generator, also, *[critic] * 5] * 4, generator])
     assert optimizers.notes() == (
-        "RMSprop took 20 steps in 5 training steps, which end when Adam steps. If another optimizer should "
-        "end a training step, give Script(clock=...)",
+        "RMSprop took 20 steps in 5 training steps. Each step of Adam ends a training step. If another "
+        "optimizer should end it, give Script(clock=...)",
     )
     slow = Optimizers()
     same = Optimizers("Adam")
     stepping(slow, [*[*[generator] * 4, critic] * 5, generator])
-    assert "RMSprop took 5 steps in 21 training steps, which end when Adam steps" in slow.notes()[0]
+    assert (
+        "RMSprop took 5 steps in 21 training steps. Each step of Adam ends a training step" in slow.notes()[0]
+    )
     stepping(same, [*[RMSprop()] * 7, *[generator, critic] * 4, generator])
     assert same.notes() == Optimizers("SGD").notes() == ()
 
@@ -90,7 +92,7 @@ def test_rebuilt_optimizer_continues_as_the_clock() -> None:
     assert stepping(optimizers, order) == order
     assert optimizers.notes() == ()
     stepping(optimizers, [KIND] * 4)
-    assert "RMSprop took 4 steps in 7 training steps, which end when Over steps. " in optimizers.notes()[0]
+    assert "RMSprop took 4 steps in 7 training steps. Each step of Over ends a" in optimizers.notes()[0]
     each_step = [Over(ONE) for _ in range(9)]
     assert stepping(Optimizers(), each_step) == each_step
 

@@ -325,7 +325,9 @@ def test_clock_can_be_named_and_notes_another_rate(start: Start) -> None:
     assert len(report.step_s) == ALONE.total_steps
     assert known(report.observed).settings["optimizer"] == "Adam"
     (note,) = report.notes
-    assert note.startswith("RMSprop took 55 steps in 12 training steps, which end when Adam steps. ")
+    assert note.startswith(
+        "RMSprop took 55 steps in 12 training steps. Each step of Adam ends a training step. "
+    )
 
 
 def test_separates_two_alternating_optimizers(start: Start) -> None:
@@ -350,8 +352,8 @@ def test_separates_two_alternating_optimizers(start: Start) -> None:
 
 TODO = (
     ". Lower max_warmup_steps or steps, or give the script more data. If it resumes from files of an earlier "
-    "launch, pass {launch_dir} in its arguments, command or env, and keep the files there: it is a new "
-    "directory in each launch"
+    "launch, pass {launch_dir} in its arguments, command or env, and keep the files in that directory, "
+    "which is new in each launch"
 )
 
 
