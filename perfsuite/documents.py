@@ -20,7 +20,7 @@ from perfsuite.inputs import files
 
 D = TypeVar("D", bound="Data")
 
-# Validation context of data from a file. The framework of its cases might not be installed here.
+# Validation context of data from a file. The framework of a case in the file might not be installed here.
 FROM_FILE = {"from_file": True}
 
 
@@ -284,7 +284,7 @@ def read(path: Path, kind: type[D]) -> D:
         return kind.model_validate(raw, context=FROM_FILE)
     except ValidationError as error:
         unknown = _unknown_fields(error)
-        # If the file has a digest, the digest has been checked, so nobody has misspelt a field.
+        # If the file has a digest, the digest has been checked, so the unknown field is not a typing mistake.
         if unknown and "digest" in raw and "digest" not in unknown:
             raise FileError(
                 f"{path}: this perfsuite does not know the field {', '.join(unknown)}, so another version "

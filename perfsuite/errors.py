@@ -1,6 +1,7 @@
 """All errors that perfsuite raises deliberately, and the text of any error. Imports only `redaction`.
 
-In the driver, a failed *run* is data, not an error: `perfsuite.results.rank_report.Failure`.
+In the process that starts launches, a failed *run* does not raise an error. Its failure is data
+(`perfsuite.results.rank_report.Failure`).
 """
 
 from perfsuite.redaction import masked
@@ -53,7 +54,7 @@ class PredictionError(PerfsuiteError):
 class PrivateNameError(PerfsuiteError):
     """A package lacks a private name that perfsuite uses.
 
-    The message gives the package with its version, the name, and what is lost.
+    The message gives the package with its version, the name, and what does not work without the name.
     """
 
 

@@ -78,8 +78,8 @@ def measure(
 
     If there is no time for another launch, the verdict is based on the launches so far.
 
-    `runs` has the launches so far, which are judged first. Each run is appended to it, so it contains the
-    runs so far if an error or an interrupt ends the function.
+    `runs` contains the launches that were made before the call. They are judged first. Each new launch is
+    appended to this list, so the caller has all launches even if an error or an interrupt ends the function.
     """
     made: list[Run] = [] if runs is None else runs
 
@@ -90,8 +90,8 @@ def measure(
         made.append(run)
         return was_shared
 
-    def verdict_so_far(**changes: int) -> Verdict:
-        policy = replace(reference.policy, **changes)
+    def verdict_so_far(max_unhealthy: int = reference.policy.max_unhealthy) -> Verdict:
+        policy = replace(reference.policy, max_unhealthy=max_unhealthy)
         if not how.has_time(case, max(run.duration_s for run in made)):
             policy = replace(policy, max_launches=len(made))
         return judge(made, reference.baseline, reference.noise, policy, reference.tonight)
@@ -130,7 +130,7 @@ def until_decided(
 def needs_another(case: Case, runs: list[Run], verdict: Verdict, reference: Reference) -> bool:
     """Return whether a second launch is needed because the counts of a user's program changed.
 
-    The data of such a program can vary between launches.
+    A single launch does not show whether the program changed, because its data can vary between launches.
     """
     is_script = framework_of(case).plan(case).command is not None
     if not is_script or verdict.outcome == "failed" or len(runs) > 1 or reference.policy.most == 1:
@@ -168,9 +168,9 @@ def is_free(run: Run, how: Launching) -> bool:
 def launch_once(case: Case, machine: Machine, directory: Path, how: Launching = USUAL) -> Run:
     """Launch `case` once in fresh processes, and collect the measurements of its ranks.
 
-    All files of the launch are in `directory`. If a rank fails, the run has this `failure`, and no error is
-    raised. Raises `CaseError` if the framework refuses the case, and `FileError` if `directory` already
-    contains a launch.
+    All files of the launch are in `directory`. If a rank fails, no error is raised, and the failure is in the
+    field `failure` of the run. Raises `CaseError` if the framework refuses the case, and `FileError` if
+    `directory` already contains a launch.
     """
     extra = recorded()
     request = CaseFile(

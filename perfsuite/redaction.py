@@ -31,7 +31,7 @@ _ALWAYS = re.compile(  # names that always mean a secret
     r"|user|admin|root|sudo)_?pass$"
 )
 _OFTEN = re.compile(r"(^|_)(pass|auth|tokens?|session(_id|_key)?)(_\d+)?$")
-"""Names that can mean a secret, depending on the value. For example, texts also have tokens."""
+"""Names that can mean a secret, depending on the value. For example, `tokens` can be the tokens of a text."""
 _KEY = re.compile(r"(^|_)keys?(_(?!value|dim|size|head|len|cache|padding|states?|bias|proj|norm)|$)")
 _NO_SECRET = re.compile(  # values of options that are switches or numbers, or that name a special token
     r"|true|false|yes|no|on|off|none|null|auto|default|required|optional|\d{1,3}|<[^<>]*>|\[[A-Z]+\]",
@@ -80,7 +80,8 @@ _NAMED = re.compile(  # a name and its value in a text; a group matches the valu
       /(?P<hook>[^\s"']+)
     """
 )
-# `user:password@` in any address. On the web, also `token@`: a name without a password is a token there.
+# `user:password@` in any address. In a web address, `token@` matches as well, because there, a name without
+# a password is a token.
 _ADDRESS = re.compile(
     r"(?P<scheme>://)(?P<userinfo>[^\s/@:\"'<>]*:[^\s/\"'<>]+)@"
     r"|(?P<web>(?i:https?|ftps?)://)(?!git@)(?P<token>[^\s/@:\"'<>]+)@"

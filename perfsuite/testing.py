@@ -150,8 +150,9 @@ def _checked_launch(case: Case, directory: Path) -> Run:
 
 
 _ADVICE: Mapping[FailureKind, str] = {
-    "ranks_disagree": "run(steps) must return one loss per step. The first torch optimizer that steps is the "
-    "clock: it must take `steps` steps. Without a torch optimizer, call clock.boundary() after each step",
+    "ranks_disagree": "run(steps) must return one loss per step. perfsuite counts the steps of the first "
+    "torch optimizer that is used: there must be `steps` of them. Without a torch optimizer, call "
+    "clock.boundary() after each step",
     "mismatch": "correct what build() trains, or what expected() returns",
     "loss": "run(steps) must return the loss of each step in order, as seen on this rank",
 }

@@ -11,15 +11,15 @@ from perfsuite.case.case import Case
 from perfsuite.results.counts import COUNTED_STEP, Counts, other_inputs
 from perfsuite.results.rank_report import Evidence, RankReport
 
-OF_THE_MOVE = 0.01  # allowed difference between replicas' norms, as a share of their change during training
+OF_THE_MOVE = 0.01  # allowed difference between replicas' norms, as a share of a norm's largest change
 ROUNDING = 5e-7  # relative difference of norms due to rounding: devices sum in different orders
 # Allowed relative difference between the tokens given to a model and the claimed number.
 TOKENS_OFF = 0.02
 
 CLOCK_OFF = 0.05
 CLOCK_SLACK_S = 0.3
-"""Allowed difference between a rank's clock and the kernel's clock: the share `CLOCK_OFF`, plus these
-seconds, in case both readings are interrupted."""
+"""A rank's clock can differ from the kernel's clock by the share `CLOCK_OFF`, and by this many seconds in
+addition. The seconds are needed if the process is interrupted between the readings of the two clocks."""
 OF_THE_FORMULA = 0.9
 """The counted FLOPs of a forward pass must be at least this share of the FLOPs according to the formula. In
 this repository's baselines, the share is at least 1.00."""
@@ -30,14 +30,14 @@ loss send less than the minimum if the model has more than 20,000 parameters."""
 
 
 def phases_never_run(reports: Sequence[RankReport], case: Case) -> dict[str, str]:
-    """Return the phases that the case names and that ran on none of these ranks, with their functions."""
+    """Return phase -> function for those of the case's phases that ran on none of these ranks."""
     seen = {name for report in reports for name in report.spans}
     named = getattr(case.framework, "phases", {})
     return {phase: function for phase, function in named.items() if phase not in seen}
 
 
 def phase_never_ran(reports: Sequence[RankReport], case: Case) -> str | None:
-    """Return the message of a `mismatch` if a phase that the case names ran on no rank; None if all ran."""
+    """Return the message of a `mismatch` if one of the case's phases ran on no rank, or None."""
     missing = phases_never_run(reports, case)
     if not missing:
         return None
@@ -101,7 +101,7 @@ def _differ(norms: Sequence[tuple[float, float]]) -> bool:
 
 
 def clock_differs(reports: Sequence[RankReport]) -> str | None:
-    """Return the message of a `mismatch` if a rank's clock disagrees with the kernel's clock, or None."""
+    """Return the message of a `mismatch` if a rank's clock disagrees with the uptime of Linux, or None."""
     for report in reports:
         took = report.elapsed_s
         uptime = report.uptime_s
@@ -144,13 +144,16 @@ def _is_near(tokens: float, claimed: int) -> bool:
 
 
 def tokens_given(reports: Sequence[RankReport], case: Case) -> float | None:
-    """Return the tokens given to the model in the second step, over all ranks; None if unknown or varying."""
+    """Return how many tokens the model was given in the second step, summed over all ranks.
+
+    Returns None if this is unknown, or if the number of tokens varies from step to step.
+    """
     seen = None if case.framework.promises.tokens_vary else _tokens(reports, case)
     return None if seen is None else seen.tokens
 
 
 def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
-    """Return notes about tokens/s if the tokens differ from the claimed number without being a mismatch."""
+    """Return a note if tokens/s counts other tokens than the model was given, unless this is a `mismatch`."""
     if case.unit == "samples":
         return _sample_notes(reports)
     seen = _tokens(reports, case)
@@ -160,8 +163,8 @@ def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
         return ()
     if not case.framework.promises.tokens_vary and not _is_near(seen.tokens, claimed):
         return (
-            f"tokens/s counts {claimed} tokens a step. This matches the second step only if each of the "
-            f"{seen.world_size} ranks has its own part of the sequences, as with context or sequence "
+            f"tokens/s counts {claimed} tokens a step. This number matches the second step only if each of "
+            f"the {seen.world_size} ranks has its own part of the sequences, as with context or sequence "
             "parallelism",
         )
     vary = " (which vary, according to the case)" if case.framework.promises.tokens_vary else ""
@@ -183,7 +186,7 @@ def input_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
 
 
 def _steps_with_other_inputs(reports: Sequence[RankReport]) -> Iterator[tuple[int, str]]:
-    """Yield counted steps whose input is not that of the reported step: their numbers and both inputs."""
+    """Yield the number of each counted step whose input differs from the reported step's, and both inputs."""
     for counts in (report.counts for report in reports if report.counts is not None):
         for number in counts.also_counted:
             step = counts.in_step(number)
@@ -266,7 +269,7 @@ class _Seen:
 
 
 def _tokens(reports: Sequence[RankReport], case: Case) -> _Seen | None:
-    """Return the tokens given to the ranks. Ranks without any (later pipeline stages) are ignored."""
+    """Return the tokens given to the ranks. Ranks that get no tokens (later pipeline stages) are ignored."""
     if case.unit == "samples":  # here, integer inputs are not tokens
         return None
     given = [report.evidence for report in reports if report.evidence is not None and report.evidence.tokens]
@@ -276,7 +279,9 @@ def _tokens(reports: Sequence[RankReport], case: Case) -> _Seen | None:
 
 def _parts(reports: Sequence[RankReport]) -> int:
     """Return the observed number of ranks that share a sequence in context parallelism."""
-    return int(reports[0].observed.settings.get("context_parallel", "1")) if reports[0].observed else 1
+    # pragma: no mutate [0] to [-1]: all ranks have the same settings
+    observed = reports[0].observed
+    return 1 if observed is None else int(observed.settings.get("context_parallel", "1"))
 
 
 def hidden_in_ranks(reports: Sequence[RankReport]) -> tuple[str, ...]:
@@ -343,7 +348,7 @@ def _less_than_the_gradients(
     moved = any(
         begin != end for rank_evidence in evidence for begin, end in rank_evidence.replicated.values()
     )
-    intervals = len(reports[0].step_s) - 1  # with fewer collectives, replicas are averaged only at times
+    intervals = len(reports[0].step_s) - 1  # with fewer, replicas are averaged only in some steps
     is_each_step = all(
         rank_evidence.collectives is not None and rank_evidence.collectives >= intervals
         for rank_evidence in evidence

@@ -16,7 +16,9 @@ from perfsuite.redaction import masked
 from perfsuite.results.rank_report import Failure, FailureKind, RankReport
 from perfsuite.results.run_dir import RunDir
 
-PEERS_SAY = (  # messages of gloo, NCCL, torch's store or launcher after another rank died: never the cause
+# Messages of gloo, NCCL, and torch's store and launcher, which appear after another rank has died. They are
+# never the cause of a failure.
+PEERS_SAY = (
     "connection closed by peer",
     "connection reset by peer",
     "broken pipe",
@@ -36,7 +38,7 @@ KILLED = re.compile(r"SIGKILL|[Ss]ignal:? (9|Killed)|exit ?code:? -9")
 ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)(: |$)")
 """Matches the line of a traceback that names the error. It does not match the lines of frames, which are
 indented, or the lines after the error, which are prose."""
-LEAST_FREE_BYTES = 2**16  # free bytes on a disk below which a report might not fit
+LEAST_FREE_BYTES = 2**16  # with fewer free bytes on the disk, a report might not fit
 LOG_TAIL_LINES = 60  # number of last lines of each log that a failure shows
 LOG_TAIL_BYTES = 2**18  # number of bytes at the end of a log that are searched for these lines
 LONGEST_SECRET = 2**12  # a secret can begin up to this many bytes before the part of a log that is shown
@@ -153,7 +155,7 @@ def _watchdog_line(text: str) -> str | None:
 
 
 def with_explanation(failure: Failure, run_dir: RunDir, case: Case) -> Failure:
-    """Add to the failure of a killed job why its ranks waited, if their collective calls show the reason."""
+    """Return the failure of a killed job with the reason why its ranks waited, if their calls show it."""
     why = hang.explain(hang.calls_of(run_dir, case.topology.world_size))
     return failure if why is None else failure.replace(message=f"{failure.message}: {why}")
 
@@ -197,8 +199,9 @@ def _end(path: Path) -> str:
 def read_stacks(run_dir: RunDir) -> str:
     """Return all stacks as one text; empty if no process wrote stacks.
 
-    Stacks are sorted by their number of ranks, rarest first. If the numbers are equal, a stack outside torch
-    comes first, because the other ranks wait in a collective. Processes without a rank come last.
+    Stacks are sorted by their number of ranks, rarest first. Of stacks with the same number of ranks, those
+    outside torch come first, because ranks inside torch usually wait for the others in a collective.
+    Processes without a rank come last.
     """
     places = defaultdict[str, list[tuple[int | None, int]]](list)
     for rank, pid, file in run_dir.all_stacks():

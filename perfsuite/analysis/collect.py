@@ -189,12 +189,16 @@ def _with_training_checked(run: Run, ranks: Sequence[RankReport]) -> Run:
     rule = case.framework.promises.loss
     if rule is None:
         return run.replace(notes=(*run.notes, LOSS_NOT_OBSERVED))
+    if any(report.loss_is_unknown for report in ranks):  # a note of the rank says why
+        return run
     return run.replace(failure=_bad_loss(run.loss, rule, case))
 
 
 def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
     """Return the run with the measurements of its ranks. Raises `ReportError` if they disagree."""
     case = bare.case
+    if any(report.loss_is_unknown for report in reports):
+        reports = [report.replace(loss=()) for report in reports]
     for wrong in _disagreements(reports, case):
         raise ReportError(wrong)
     if reports[0].clock == SIMULATED_CLOCK:
@@ -216,7 +220,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
         probe_s=tuple(max(probes) for probes in zip(*(report.probe_s for report in reports), strict=True)),
         # pragma: no mutate True: all ranks have the same number of values, as checked above
         cpu_s=tuple(sum(ranks) for ranks in zip(*(report.cpu_s for report in reports), strict=True)),
-        data_wait_s=_longest([report.data_wait_s for report in reports if report.data_wait_s]),
+        data_wait_s=_data_wait_s(reports),
         spans=_longest_spans([report.spans for report in reports]),
         # pragma: no mutate True: all ranks have the same number of values, as checked above
         loss=tuple(fmean(losses) for losses in zip(*(report.loss for report in reports), strict=True)),
@@ -250,9 +254,10 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
 
 
 def _with_alike_start_ups(counted: Mapping[int, Counts]) -> dict[int, Counts]:
-    """Return the counts by rank, without random differences in the Python calls of the start-up.
+    """Return the counts by rank. Random differences between the ranks' start-ups are removed.
 
-    Some calls of a start-up depend on memory addresses. Only ranks with equal counts share an entry.
+    The number of Python calls in a start-up depends on memory addresses. Without these differences, ranks
+    that did the same work have equal counts, so that `merged` puts them into one entry.
     """
     first = next(iter(counted.values()), Counts())
 
@@ -268,8 +273,15 @@ def _with_alike_start_ups(counted: Mapping[int, Counts]) -> dict[int, Counts]:
     }
 
 
+def _data_wait_s(reports: Sequence[RankReport]) -> tuple[float, ...]:
+    """Return the wait for data of each step, on the rank that waits longest. Empty if it is unknown."""
+    if any(report.data_wait_is_unknown for report in reports):
+        return ()
+    return _longest([report.data_wait_s for report in reports if report.data_wait_s])
+
+
 def _longest(seconds: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Return the maximum seconds of any rank, for each step or occurrence."""
+    """For each step or occurrence, return the seconds of the rank on which it took longest."""
     # pragma: no mutate True: all ranks have the same number of values, as `collect` has checked
     return tuple(max(of_ranks) for of_ranks in zip(*seconds, strict=True))
 
@@ -317,8 +329,8 @@ def _longest_spans(of_ranks: Sequence[Mapping[str, SpanTimes]]) -> dict[str, Spa
 def _of_all_ranks(reports: Sequence[RankReport]) -> Observed | None:
     """Return rank 0's observations, with the code and the environments of all ranks.
 
-    The code is a digest of all ranks' code, or None if any of it is unknown. A version or variable that
-    another rank has with another value is added as `kernel of ranks 8-15`.
+    The code is a digest of all ranks' code, or None if any of it is unknown. If a version or variable has
+    another value on other ranks, this value is added under a name such as `kernel of ranks 8-15`.
     """
     observed = reports[0].observed
     if observed is None:
@@ -331,9 +343,10 @@ def _of_all_ranks(reports: Sequence[RankReport]) -> Observed | None:
 
 
 def _other_values(observed: Observed, others: Sequence[RankReport]) -> dict[str, str]:
-    """Return the values that other ranks have instead of rank 0's `observed` ones, as `kernel of ranks 8-15`.
+    """Return the other ranks' versions and variables that differ from rank 0's, which `observed` contains.
 
-    Only rank 0 records the versions of imported packages. All ranks record all variables.
+    The names in the result contain the ranks, as in `kernel of ranks 8-15`. Only rank 0 records the versions
+    of imported packages. All ranks record all variables.
     """
     variables = [name for name in observed.environment if name.isupper()]
     ranks_with = defaultdict[tuple[str, str], list[int]](list)
@@ -375,7 +388,7 @@ def _disagreements(reports: list[RankReport], case: Case) -> Iterator[str]:
     nodes = case.topology.nodes
     first = reports[0]  # pragma: no mutate [0] to [-1]: if ranks disagree, an earlier message reports this
     if first.world_size != world:
-        yield f"a world size of {world} was requested, but {first.world_size} ran"
+        yield f"a world size of {world} was requested, but the actual size was {first.world_size}"
     if nodes > 1:  # pragma: no mutate > to >=: the ranks of one node are on one host
         hosts = {report.host for report in reports}
         if len(hosts) != nodes:
@@ -422,5 +435,5 @@ def _bad_loss(loss: Sequence[float], rule: LossRule, case: Case) -> Failure | No
     advice = "give more steps or another learning_rate"
     if not case.framework.promises.builds_model:
         advice = 'give loss="finite" if it need not fall (random data, a learning rate that warms up, a GAN)'
-    means = f"{first:.4f} is the mean of the first {count} steps, {last:.4f} that of the last {count}"
+    means = f"its mean is {first:.4f} in the first {count} steps and {last:.4f} in the last {count} steps"
     return Failure(kind="loss", message=f"the loss does not fall: {means}; {advice}")

@@ -14,7 +14,7 @@ MORE_CORES = (
     "--cpuset-cpus of a container)"
 )
 BIND = (
-    "bind the ranks where they start, for example with torchrun --numa-binding=node, or with "
+    "bind each rank to cores near its GPU, for example with torchrun --numa-binding=node, or with "
     "os.sched_setaffinity in the script"
 )
 
@@ -58,8 +58,8 @@ def _few_cores(ranks: int, health: Health) -> Iterator[str]:
 def _far_cores(reports: Mapping[int, RankReport], health: Health) -> Iterator[str]:
     """Yield a sentence for each group of ranks that may also run on cores that are not near their GPU.
 
-    `reports` has the report of the rank of each GPU, by the GPU's number. Ranks that did not report their
-    cores are left out.
+    `reports` maps the number of each GPU to the report of the rank that uses the GPU. Ranks that did not
+    report their cores are left out.
     """
     near = {card.index: card.near_cores for card in health.devices}
     groups: dict[tuple[str, str], list[int]] = {}

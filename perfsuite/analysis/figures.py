@@ -33,7 +33,7 @@ NO_FLOAT8_PEAK = "no MFU: matmuls ran in fewer than 16 bits, but the number of b
 
 
 def job_steps(step_s: Sequence[Sequence[float]]) -> list[float]:
-    """Compute the seconds of each step of the job from those of each rank.
+    """Compute how many seconds each step of the job took, from the step times of each rank.
 
     The job has finished a step when the last rank has finished it. C(i) is the maximum over ranks of the sum
     of their first i steps, and step i took C(i) - C(i-1). If a rank stalls after its last collective of a
@@ -102,7 +102,7 @@ def find_window(step_s: Sequence[float], max_warmup: int, *, unmeasured: int = U
 
 
 def lowest_device_probe(reports: list[RankReport]) -> dict[str, float]:
-    """Return the lowest rate of any rank, for each rate of the device probe."""
+    """For each rate that the device probe measures, return the lowest value of all ranks."""
     names = sorted({name for report in reports for name in report.device_probe})
     return {name: min(r.device_probe[name] for r in reports if name in r.device_probe) for name in names}
 
@@ -117,7 +117,7 @@ def is_in_tf32(run: Run) -> bool:
 def peak_for_mfu(run: Run, peak_flops: float | None) -> tuple[float | None, str | None]:
     """Return the maximum FLOP/s of a device for a run, or None and the reason why there is no MFU.
 
-    FLOPs in float8 run at the peak of float8, and others at `peak_flops`.
+    FLOPs in float8 run at the peak of float8, and all other FLOPs run at `peak_flops`.
     """
     settings = run.observed.settings if run.observed is not None else {}
     if is_in_tf32(run):
@@ -185,7 +185,7 @@ def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) ->
 
 
 def extra_figures(run: Run, reports: Sequence[RankReport], metrics: Sequence[Metric]) -> dict[str, float]:
-    """Return other packages' metrics of a run, by name. Raises `ReportError` if a `read` fails."""
+    """Return the values of other packages' metrics for a run. Raises `ReportError` if one cannot be read."""
     values = {metric.name: _value(metric, run, reports) for metric in metrics}
     return {name: value for name, value in values.items() if value is not None}
 

@@ -12,7 +12,7 @@ from perfsuite.results.run_dir import RunDir
 
 LEAST_WAIT_S = 2.0
 """A call is mentioned only if it has been open for at least this many seconds. Ranks write their calls at
-slightly different times, so the calls of ranks that still train do not fit together."""
+slightly different times, so the calls of ranks that are still training do not fit together."""
 # Collectives to which every rank must pass tensors of the same sizes and dtypes.
 OF_EQUAL_SIZES = frozenset({"all_reduce", "allreduce_coalesced", "broadcast", "reduce"})
 NO_DESCRIPTION = ("", "undefined")

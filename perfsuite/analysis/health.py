@@ -8,17 +8,18 @@ from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import DeviceHealth, Health, LaunchFile, Node, Run
 
 THROTTLED_SHARE = 0.05  # maximum share of samples in which a healthy GPU may be throttled
-# Maximum GPU memory that other processes may use: monitors use less, training jobs more.
+# Maximum GPU memory that other processes may use. Monitoring tools use less, and training jobs use more.
 FOREIGN_MEMORY_BYTES = 256 * 2**20
 # Maximum share of the cores' time that other processes may use: on 2 cores, less than half of one core.
 FOREIGN_CPU_SHARE = 0.20
-HELD_BYTES = 2**30  # maximum GPU memory in use before a launch: desktops use less, stuck jobs more
+# Maximum GPU memory in use before a launch. Desktops use less, and stuck jobs use more.
+HELD_BYTES = 2**30
 # Maximum seconds to wait until the GPUs' memory is free: GPU drivers free it only after a process has ended.
 FREE_S = 30.0
 STEAL_SHARE = 0.10  # maximum share of the cores' time that the hypervisor may take
 SETTINGS = ("power_limit_w", "sm_clock_limit_mhz", "sm_clock_set_mhz", "ecc", "persistence", "nvlinks")
 """The fields of `DeviceHealth` that describe the setup of a GPU."""
-POWER_LIMIT = "gpu_power_limit_w"  # key in a run's environment: the enforced limits, distinct and sorted
+POWER_LIMIT = "gpu_power_limit_w"  # key in a run's environment. Its value lists all distinct limits
 BAD_REASONS = ("HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerBrakeSlowdown")
 """Reasons for throttling that mean that a machine is too hot or lacks power. Other reasons, above all
 SwPowerCap, are normal."""
@@ -31,7 +32,8 @@ NOT_SAMPLED = "the machine's health is unknown: no sample was taken during the s
 # pragma: no mutate seconds=0, steps=0: without samples, these values are never read
 UNKNOWN = Health(samples=0, seconds=0, steps=0)  # the health of a machine that was not sampled
 BUSY = "busy or unavailable"  # CUDA's error 46: the GPU is in exclusive mode, or waits for its reset
-HARDWARE_FAULTS = (  # parts of messages of CUDA, NCCL and NVML; "unspecified" can be a kernel's bug
+# Parts of messages of CUDA, NCCL and NVML. A bug in a kernel can also cause an "unspecified launch failure".
+HARDWARE_FAULTS = (
     "uncorrectable ecc",
     "uncorrectable nvlink",
     "nvlink error",
@@ -116,7 +118,10 @@ def unequal_gpus(run: Run) -> list[str]:
 
 
 def is_shared(health: Health | None, machine: Machine) -> bool:
-    """Return whether others used the machine more than is healthy. Unlike throttling, this can end soon."""
+    """Return whether others used the machine more than is healthy.
+
+    Unlike throttling, such use can end soon.
+    """
     if health is None:
         return False
     if machine.device == "cpu":
@@ -129,7 +134,10 @@ def is_shared(health: Health | None, machine: Machine) -> bool:
 
 
 def all_shared(verdict: Verdict, runs: Sequence[Run]) -> bool:
-    """Return whether figures prove nothing: no launch was healthy, and others disturbed at least one."""
+    """Return whether no launch was healthy, and others disturbed at least one launch.
+
+    The launches then prove nothing.
+    """
     return not verdict.healthy(runs) and any(is_shared(run.health, run.machine) for run in runs)
 
 
@@ -152,7 +160,7 @@ def _lost_nvlinks(devices: Sequence[DeviceHealth]) -> list[str]:
     most = dict(sorted((device.node or "", device.nvlinks or 0) for device in devices))
     return [
         f"{device.name}: {device.nvlinks} of its NVLinks are up, "
-        f"but {most[device.node or '']} of another GPU's"
+        f"but another GPU has {most[device.node or '']} that are up"
         for device in devices
         if device.nvlinks is not None and device.nvlinks < most[device.node or ""]
     ]
@@ -201,7 +209,7 @@ def with_nodes(run: Run, agents: Mapping[int, LaunchFile], hosts: Mapping[int, s
 
 
 def worst_health(nodes: Sequence[Node]) -> Health | None:
-    """Combine the health of all nodes: the worst of each reading, and all GPUs. None if it is unknown."""
+    """Return the worst value of each reading, and the GPUs of all nodes. None if no health is known."""
     seen = {node.name: node.health for node in nodes if node.health is not None}
     if not seen:
         return None

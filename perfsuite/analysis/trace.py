@@ -38,8 +38,8 @@ _NOT_COMPUTED = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional:
 nodes (their operators have events of their own)."""
 _COMPILED = ("## Call CompiledFxGraph", "CompiledFunction")
 _OF_ONE = re.compile(r"(FSDP::[\w ]+?) (?:\(.*\)|for .*)|(## Call CompiledFxGraph) \S+ ##|(triton_\w+?)_\d+")
-"""Matches names that contain the layer, graph or number of one instance. The only group that is not empty is
-the part of the name that all instances have in common."""
+"""Matches names that contain the layer, graph or number of one instance. One of the groups
+matches the part of the name that all instances have in common. The other groups are empty."""
 _WAITED_FOR = "Memcpy DtoH (Device -> Pageable)"  # the host waits for this copy into unpinned memory
 
 
@@ -89,7 +89,7 @@ class _Window:
 
 
 def reduced(events: Sequence[dict[str, Any]], device: Literal["cpu", "cuda"]) -> Profile:
-    """Reduce the trace of a rank. Raises `ReportError` without steps or, on a GPU, without kernels."""
+    """Reduce the trace of a rank. Raises `ReportError` if it has no steps or, on a GPU, no kernels."""
     done = [event for event in events if event.get("ph") == "X" and "dur" in event]
     window = _Window(done)
     operators, spans = _operators(done, window)
@@ -109,7 +109,7 @@ def reduced(events: Sequence[dict[str, Any]], device: Literal["cpu", "cuda"]) ->
 def _operators(events: Iterable[dict[str, Any]], window: _Window) -> tuple[list[_Call], _Spans]:
     """Return the calls of operators that begin in a step, and all spans.
 
-    The time of a call does not include the calls that it makes itself.
+    The time of a call does not include the time of the calls inside it.
     """
     by_thread = defaultdict[Any, list[tuple[float, float, str]]](list)
     for event in events:
@@ -153,7 +153,7 @@ def _computes(name: str) -> bool:
 
 
 def _split(spans: _Spans, begin: float, end: float, steps: int, *, on_gpu: bool) -> StepSplit:
-    """Split the time between `begin` and `end`. A CPU that waits for data is busy; a GPU is not."""
+    """Split the time between `begin` and `end`. Waits for data are busy time on a CPU, but not on a GPU."""
 
     def inside(ranges: Iterable[Span]) -> list[Span]:
         return within(union(ranges), begin, end)
@@ -282,7 +282,7 @@ def _kernels(events: Sequence[dict[str, Any]], window: _Window) -> list[_Kernel]
 
 
 def _kernel_name(name: str) -> str:
-    """Strip parameters from a kernel's name: `void add<float, (Mode)0>(int)` is `add<float, (Mode)0>`."""
+    """Strip the parameters from a name: `void add<float, (Mode)0>(int)` becomes `add<float, (Mode)0>`."""
     if name.startswith("Mem"):
         return name
     short = name.removeprefix("void ").replace("(anonymous namespace)", "anonymous")
@@ -294,7 +294,7 @@ def _kernel_name(name: str) -> str:
 def _parameters(name: str) -> int:
     """Return the index of the opening parenthesis of a trailing argument list, or the name's length."""
     depth = 0
-    for at in range(len(name) - 1, -1, -1):
+    for at in reversed(range(len(name))):
         depth += {")": 1, "(": -1}.get(name[at], 0)
         if depth == 0:
             return at if name[at] == "(" else len(name)

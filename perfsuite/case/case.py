@@ -29,7 +29,7 @@ from perfsuite.errors import CaseError
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
 Quantization = Literal["none", "8bit", "4bit"]
-# The unit in which a case counts its data. The names of figures contain `tokens` for either unit.
+# The unit in which a case counts its data. With either unit, the names of measured values contain `tokens`.
 Unit = Literal["tokens", "samples"]
 
 # The upper limit of numbers that have no smaller limit. Arithmetic with larger numbers can fail.
@@ -146,9 +146,9 @@ def _as_tuple(hardware: Any) -> Any:
 class Case(Data):
     """One benchmark case. `case.replace(micro_batch=8)` returns a variant.
 
-    Lengths are in tokens, batches in sequences. A step trains on `micro_batch * gradient_accumulation`
-    sequences of `sequence_length` tokens per data-parallel rank. For training without tokens (images,
-    tables), `sequence_length` is None and batches are in samples.
+    Lengths are in tokens, and batch sizes are in sequences. A step trains on
+    `micro_batch * gradient_accumulation` sequences of `sequence_length` tokens per data-parallel rank. For
+    training without tokens (images, tables), `sequence_length` is None and batch sizes are in samples.
     """
 
     model: Annotated[Model, BeforeValidator(_find_by_name)]
@@ -203,8 +203,8 @@ class Case(Data):
             error = hardware_error(name)
             if error is not None:
                 raise ValueError(
-                    f"unknown hardware {name!r}: {error}, with or without memory and form factor, such as "
-                    "'h100', 'a100-80gb' or 'h100-80gb-sxm'; 'gpu' is any GPU"
+                    f"unknown hardware {name!r}: {error}. Give a family with or without memory and form "
+                    "factor, such as 'h100', 'a100-80gb' or 'h100-80gb-sxm'; 'gpu' is any GPU"
                 )
         if not hardware:
             raise ValueError("name at least one hardware, for example 'cpu'")
@@ -236,8 +236,8 @@ class Case(Data):
     def id(self) -> str:
         """The name of the case, made of its framework, its model and its changed fields.
 
-        It is stable, unique and valid as a file name. If it would be longer than `MAX_ID`, the text before
-        the topology is cut, and a digest of this whole text is appended to it.
+        It is stable, unique and valid as a file name. If it would be longer than `MAX_ID`, the part before
+        the topology is shortened. It then ends with a digest of its original text.
         """
         parts = self.parameters
         accumulation = parts["gradient_accumulation"]
@@ -352,7 +352,8 @@ class CaseFile(Document):
     def as_json(self) -> str:
         """Return the JSON without fields that have their default values.
 
-        An arm can have an older perfsuite, which can then read the file even if it lacks these fields.
+        An arm can have an older perfsuite that does not know some of the fields. This perfsuite can read the
+        file if these fields are left out.
         """
         fields = type(self).model_fields.items()
         usual = {name for name, field in fields if getattr(self, name) == field.default} - {"schema_version"}

@@ -11,7 +11,7 @@ from perfsuite.documents import did_you_mean
 from perfsuite.errors import CaseError
 
 GPT2 = {"layers": "n_layer", "heads": "n_head", "hidden": "n_embd", "positions": "n_positions"}
-LLAMA = {  # short name of a size, as used here -> its name in a transformers configuration
+LLAMA = {  # short name in this module -> the field of a transformers configuration
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
     "kv_heads": "num_key_value_heads",
@@ -45,7 +45,10 @@ def llama(name: str, **shape: Any) -> Model:
 
 
 def mamba(name: str, **shape: Any) -> Model:
-    """Return a Mamba model (Gu and Dao 2023): state 16, expansion 2, convolution over 4, tied embeddings."""
+    """Return a Mamba model (Gu and Dao 2023).
+
+    It has a state size of 16, an expansion of 2, convolutions over 4 tokens, and tied embeddings.
+    """
     config = {LLAMA[key]: value for key, value in shape.items()}
     usual = {"state_size": 16, "expand": 2, "conv_kernel": 4, "tie_word_embeddings": True}
     return Model(name=name, config={"model_type": "mamba", **usual, **config})

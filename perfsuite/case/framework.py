@@ -160,7 +160,7 @@ def not_installed(name: str, package: str | None = None) -> str:
         origin = f"the framework {name!r} comes from the package {package}"
         return f"{origin}, which is not installed: pip install {package}"
     if name.isidentifier() and importlib.util.find_spec(f"perfsuite.frameworks.{name}") is not None:
-        return f"the metadata of perfsuite lacks its framework {name!r}: {INSTALL}"
+        return f"perfsuite has a framework {name!r} that its installed metadata do not list: {INSTALL}"
     installed = [framework for framework in extensions.names(FRAMEWORKS) if framework not in FOR_TESTS]
     return (
         f"unknown framework {name!r}.{did_you_mean(name.lower(), installed)} Known: {', '.join(installed)}. "

@@ -56,7 +56,8 @@ class Accelerator(NamedTuple):
     the form factor has NVLink (`sxm`, `nvl`, NVL72), and otherwise PCIe with 16 lanes. Bridges between pairs
     of devices are not included. None if no datasheet gives the bandwidth."""
     capability: int  # compute capability times ten, from developer.nvidia.com/cuda-gpus
-    # The source of the peaks and of `link_gb_s`. Datasheets give the sum of the link's two directions.
+    # The source of the peaks and of `link_gb_s`. Datasheets give the link's bandwidth in both directions
+    # together, which is twice `link_gb_s`.
     source: str
     usable_source: str | None  # the source of `usable_gib`
     speed: Speed | None = None  # None if the times of kernels on the device are unknown

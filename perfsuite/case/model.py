@@ -53,8 +53,8 @@ class Model(Data):
     def from_config(cls, config: Any, *, name: str = "") -> Self:
         """Return a model from a `config.json` (its path or content) or a transformers configuration object.
 
-        The ids of the model's cases contain `name`. Raises `CaseError` without a name, and `FileError` for a
-        file that cannot be read.
+        The ids of the model's cases contain `name`. Raises `CaseError` if `name` is empty, and `FileError`
+        for a file that cannot be read.
         """
         if not name:
             raise CaseError("Model.from_config needs a name for the ids of its cases: name='my-model'")

@@ -7,7 +7,7 @@ from perfsuite.errors import CaseError
 LONGEST_NAME = 40
 MEASURED_STEPS = "measured steps"
 DATA_WAIT = "data wait"
-"""Names of rows in a report's table of spans."""
+"""`MEASURED_STEPS` and `DATA_WAIT` are names of rows in a report's table of spans."""
 _NAMES_IN_REPORTS = (
     MEASURED_STEPS,
     DATA_WAIT,

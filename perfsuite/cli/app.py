@@ -89,7 +89,7 @@ def _name_values(command: Any) -> None:
 
 
 def _refuse_repeats(command: Any) -> None:
-    """Make a command refuse an option that is given twice, of which click would silently use the last."""
+    """Make a command refuse an option that is given twice. click would silently use the last value."""
     parse = command.parse_args
 
     def parse_args(ctx: Any, args: list[str]) -> Any:
@@ -108,7 +108,7 @@ def _refuse_repeats(command: Any) -> None:
 
 
 def _refuse_unused(command: Any) -> None:
-    """Make a command refuse a shared option in front of its name that the command does not have."""
+    """Make a command refuse a shared option that precedes the command's name, but that the command lacks."""
     parse = command.parse_args
 
     def parse_args(ctx: Any, args: list[str]) -> Any:
@@ -149,7 +149,7 @@ def command_of(extension: Extension) -> Any:
 
 
 def _unusable(error: ExtensionError) -> Any:
-    """Return a stand-in for an unusable command. It reports the error in the list and when it is run."""
+    """Return a command that replaces an unusable command. Its help and each run of it report the error."""
     alone = typer.Typer(add_completion=False)
     any_words = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -183,7 +183,7 @@ class _Commands(TyperGroup):
         try:
             try:
                 return super().main(*words, **options)
-            except PerfsuiteError as error:  # raised by the list of commands, before one is invoked
+            except PerfsuiteError as error:  # raised while the commands are listed
                 console(stderr=True).print(f"perfsuite: {error}", style="red")
                 raise SystemExit(2) from None
             finally:

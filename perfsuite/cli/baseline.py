@@ -45,7 +45,10 @@ ANOTHER_MACHINE = (
 @app.command("list")
 @shares("baselines", "store", "as_json")
 def list_baselines(*, shared: Shared) -> None:
-    """List all baselines, reviewed or recorded here: first times and memory, then counts."""
+    """List all baselines, both the reviewed ones and those that were recorded on this machine.
+
+    Baselines of times and memory come first. Baselines of counts follow.
+    """
     missing = missing_baselines(shared.baselines, Path())
     if missing is not None:
         say(missing)
@@ -81,9 +84,11 @@ def _listed(shown: Shown[J], files: BaselineFiles[J]) -> tuple[list[dict[str, ob
 def show(*, case: CaseGlob, hardware_class: HardwareClass = None, shared: Shared) -> None:
     """Show baselines in full: launches, noise, settings, environment, who accepted them and why.
 
-    The noise of the hardware class follows: between launches, between sessions, and of a case in a session.
+    After these baselines, the noise of the hardware class is shown: between launches, between sessions, and
+    of a case within a session.
 
-    The baselines of counts follow, for every target, because counts are not tied to one machine.
+    The last part of the output is about baselines of counts. It covers every target, because counts are not
+    tied to one machine.
     """
     store = BaselineStore(shared.baselines, Store(shared.store).baselines)
     machine_class = hardware_class or detect().hardware_class
@@ -173,10 +178,10 @@ def accept(
 ) -> None:
     """Accept the newest results of each case as its reviewed baseline, and list the files to commit.
 
-    The launches of a case are taken from the newest session that measured the case. By default, only the
-    hardware classes of the newest session are accepted. At least 5 launches must be healthy. `--sessions 3`
-    also accepts the launches of the two sessions before the newest one, so that the baseline shows how much
-    the results of different days differ.
+    The launches of a case are taken from the newest session that measured the case. By default, only
+    launches on the hardware classes of the newest session are accepted. At least 5 launches must be healthy.
+    `--sessions 3` also accepts the launches of the two sessions before the newest one, so that the baseline
+    shows how much the results of different days differ.
     Launches whose settings differ from those of the newest launch are left out. The counts of the newest
     session, and its profile from `--perf-explain`, are also accepted. `--only-counts` accepts only counts:
     one launch is enough, on any machine, healthy or not. The exit status is 1 if a case was not accepted.

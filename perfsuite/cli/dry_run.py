@@ -38,7 +38,8 @@ def dry_run(
     ranks = None if rank is None else (rank,)
     chosen_options = options(store=shared.store, baselines=shared.baselines, interconnect=interconnect)
     session = dry_session(chosen_options, progress, device, ranks)
-    fits = chosen if k is None else fitting(session, chosen)  # a case given by id reports why it is refused
+    # Keep a case that was given by its id but cannot be run, so that the reason for refusing it is reported.
+    fits = chosen if k is None else fitting(session, chosen)
     progress.cases = len(fits)
     if measured(session, fits, as_json=shared.as_json):
         raise typer.Exit(2)

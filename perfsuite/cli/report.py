@@ -44,7 +44,7 @@ def report(
     if shared.as_json and directory is not None:
         raise CaseError("--json excludes --out (a report already has results.json): leave one of them out")
     if shared.as_json:
-        content = [json.loads(session.as_json()) for session in sessions]  # the same as in the files
+        content = [json.loads(session.as_json()) for session in sessions]  # the same content as in the files
         typer.echo(json.dumps(content if len(content) > 1 else content[0], indent=1))
         return
     if directory is None:

@@ -79,7 +79,7 @@ CountsWay = Annotated[
 
 
 def check_way(*, dry: bool, counts: bool, of_times: Mapping[str, object]) -> None:
-    """Raise `CaseError` if `dry` and `counts` are both given, or either one with an option of `of_times`."""
+    """Raise `CaseError` if `dry` and `counts` are both given, or one of them and an option in `of_times`."""
     if dry and counts:
         raise CaseError("--dry excludes --counts: leave one of them out")
     for name, value in of_times.items():
@@ -101,7 +101,7 @@ def report_directory(out: Path | None) -> Path | None:
 
 
 def options(**given: Path | str | float | None) -> Options:
-    """Return the options of a session in this directory, from values by option name.
+    """Return the options of a session in this directory. `given` maps names of options to their values.
 
     An option without a value gets the value of pytest's ini file, if there is one. The exception is the
     report, which a command writes only where it is told to. The number of counted steps comes from the ini

@@ -46,7 +46,7 @@ def gpu_rows_here(machine: Machine, nvml: Any) -> list[Row]:
     notes = [*gpus.finish(), *(f"{card.name}: {fault}" for card in cards for fault in card.memory_faults)]
     if len(cards) < machine.devices:
         return [unknown("NVML", "; ".join(notes), "run nvidia-smi to see why")]
-    faults = "; ".join(notes) or "no fault is known to the driver"
+    faults = "; ".join(notes) or "the GPU driver reports no fault"
     return [
         checked("GPU hardware", faults, ok=not notes, advice="fix or replace the card first"),
         _power_row(cards),
@@ -80,7 +80,7 @@ def _fabric_row(wrong: Sequence[str], *, alone: bool) -> Row:
 
 
 def _pcie_rows(cards: Sequence[DeviceHealth]) -> list[Row]:
-    """Compare the width of each card's PCIe link with what the card and its slot allow; empty if unknown."""
+    """Compare the width of each PCIe link with the maximum of the card and its slot; empty if unknown."""
     links = [(card, card.pcie_lanes, card.pcie_lanes_most) for card in cards]
     narrow = [
         f"{card.name} uses {lanes} of {most} lanes"

@@ -98,12 +98,13 @@ def inject_all(
             return
         yield passed("baseline", observed)
         recorded = from_runs(verdict.healthy(runs))
-        for expected in (*expectations, CLEAN):  # CLEAN is last, to expose processes left behind
+        # CLEAN is last, because it does not pass if the faults have left processes behind.
+        for expected in (*expectations, CLEAN):
             yield _judged(case, machine, root, expected, recorded, max_unhealthy, how)
 
 
 def fault_not_reached(check: str, observed: str) -> Row:
-    """Return the row of a launch that ended before its fault. It says nothing about the gate."""
+    """Return the row of a launch that ended before its fault occurred, and so does not test the gate."""
     return unknown(check, f"the fault was not reached: {observed}", "repeat it when the machine is less busy")
 
 

@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def count(request: CaseFile, report: RankReport, machine: Machine, directory: Path) -> RankReport:
-    """Take the steps of one rank, and return `report` with their counts. Imports torch."""
+    """Train for some steps as one rank, and return `report` with the counts of these steps. Imports torch."""
     from perfsuite.dry.rank import DryRank
     from perfsuite.dry.script import DryScript
     from perfsuite.frameworks.base import framework_of
@@ -63,7 +63,7 @@ def run_rank(
         try:
             load_guard()
         except DryRunError as error:
-            refused = error  # torch can be imported now, which the report needs
+            refused = error  # raised below. The report needs torch, which can be imported now
     from perfsuite.worker.rank import empty_report, failure_of, write_failure
 
     report = empty_report(rank, topology.world_size)

@@ -270,9 +270,9 @@ class _Replay:
         self._waits_count = events_end == "when awaited"
         self._blocks: dict[int, Block] = {}  # by storage
         self._work = defaultdict[int, int](int)  # number of marks in each stream
-        # By stream: the latest mark of each stream that this stream has waited for.
+        # By waiting stream: for each stream, the latest mark that was waited for.
         self._seen = defaultdict[int, dict[int, int]](dict)
-        # By event: the latest mark of each stream that this event includes.
+        # By event: for each stream, the latest mark that the event includes.
         self._included: dict[int, dict[int, int]] = {}
         self._done: dict[int, int] = {}  # the latest mark of each stream that is known to be done
         # Freed blocks that other streams have used. Before a block can be used again, its mark in each of
@@ -341,7 +341,7 @@ class _Replay:
 
 
 def _update(marks: dict[int, int], others: dict[int, int]) -> None:
-    """Raise each stream's mark to the mark in `others`."""
+    """Raise each stream's mark to the mark in `others`, if that mark is higher."""
     for stream, mark in others.items():
         marks[stream] = max(marks.get(stream, 0), mark)
 

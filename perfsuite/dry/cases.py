@@ -62,7 +62,10 @@ def _what_there_is(directory: Path) -> str:
     if not cases:
         return f", because it has no cases: {HOW_TO_GET_CASES}"
     ids = [case.id for case in cases[:IDS_SHOWN]]
-    return f". It has {len(cases)} case(s): {', '.join(ids)}{', ...' if len(cases) > IDS_SHOWN else ''}"
+    return (
+        f". The directory has {len(cases)} case(s): {', '.join(ids)}"
+        f"{', ...' if len(cases) > IDS_SHOWN else ''}"
+    )
 
 
 def _collected(directory: Path, *selection: str) -> CaseList:

@@ -20,8 +20,8 @@ from perfsuite.frameworks.common.private import current_dispatch_mode_stack, dis
 from perfsuite.results.counts import Compiled, Counts
 
 GRAPHS_AS_OPERATORS = (
-    "torch.compile generated no kernels: graphs, FLOPs, collectives and tensors saved for backward were "
-    "counted in its partitioned graphs, and {} are unknown"
+    "torch.compile generated no kernels. Its partitioned graphs were counted, with their FLOPs, their "
+    "collectives and the tensors saved for backward, but {} are unknown"
 )
 OTHER_BACKEND = "torch.compile used a backend other than inductor: its kernels are unknown"
 UNKNOWN_OF_ALL = ("kernels", "fusion")
@@ -134,7 +134,7 @@ def explained(error: Exception) -> PerfsuiteError | None:
         explanation = next((line for line in lines if line.startswith(EXPLANATION)), "")
         why = f"{lines[0]}. {explanation.removeprefix(EXPLANATION).strip()}".rstrip(" .")
         return PerfsuiteError(
-            f"torch.compile cannot capture the whole graph, which fullgraph=True asks for: {why}"
+            f"fullgraph=True asks for one whole graph, but torch.compile cannot capture it: {why}"
         )
     return None
 

@@ -21,8 +21,8 @@ from perfsuite.frameworks.common.private import FakeTensorMode
 from perfsuite.results.device_log import DeviceLog, EmptyCache
 
 ONE_KERNEL = ("_fused_rms_norm", "_fused_rms_norm_backward", "mish_backward", "silu_backward")
-"""Operators in torch's `native_functions.yaml` that have one kernel for CUDA. Without this kernel, as in a
-build for CPUs, torch composes most of them from other operators."""
+"""Operators in torch's `native_functions.yaml` that a build for CUDA computes with a single kernel. A build
+for CPUs does not have these kernels, and composes most of the operators from other operators."""
 
 # The simulated version of NCCL. Scripts check whether NCCL supports bf16, which it does since 2.10.
 NCCL = (2, 27, 7)

@@ -37,7 +37,7 @@ class _Numbers:
     """The values of a fake tensor, until an operator changes the tensor in place."""
 
     values: Tensor  # a real tensor on the CPU
-    changes: int  # in-place changes of the fake tensor when the values were recorded
+    changes: int  # number of in-place changes of the fake tensor before the values were recorded
 
 
 _NUMBERS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -109,8 +109,8 @@ def forget(tensor: Tensor) -> None:
 def communicate(func: Any, args: Sequence[Any]) -> None:
     """Update the values of the tensors of a collective, after it ran without other ranks.
 
-    The other ranks are assumed to have the same numbers: a sum over N ranks is N times the number, and what a
-    rank broadcasts is what the receiving tensors already hold.
+    The other ranks are assumed to have the same numbers. A sum over N ranks is then N times the number. A
+    broadcast changes nothing, because the receiving tensors already have the numbers.
     """
     name = str(overloadpacket(func))
     if name in _SAME_ON_ALL_RANKS:

@@ -41,7 +41,9 @@ NO_TF32_ROOFLINE = (
     "the maximum speed is unknown: this case multiplies fp32 matrices in TF32, "
     "and only the peak for fp32 is known"
 )
-NO_BF16_ROOFLINE = "the maximum speed is unknown: this GPU emulates bf16, and no datasheet gives that peak"
+NO_BF16_ROOFLINE = (
+    "the maximum speed is unknown: this GPU emulates bf16, and no datasheet gives the peak of this emulation"
+)
 TIMEOUT_S = 3600  # seconds after which a rank's process is killed
 
 

@@ -29,7 +29,10 @@ SMALL = 4096  # number of elements up to which the layout of a tensor does not m
 
 
 class Operators:
-    """Records the operators of the counted steps (`Listener`). An error ends the record, not the counting."""
+    """Records the operators of the counted steps (`Listener`).
+
+    After an error, nothing more is recorded, but the counting of the steps goes on.
+    """
 
     def __init__(self, log: DeviceLog) -> None:
         self.error: Exception | None = None  # the first error, after which the log has no more operators
@@ -146,7 +149,7 @@ def _different(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of tensors. Dimensions along which a tensor is expanded occupy no memory."""
+    """Return how many bytes the tensors occupy. Dimensions along which a tensor is expanded occupy none."""
     total = 0
     for tensor in tensors:
         elements = 1

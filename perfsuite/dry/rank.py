@@ -188,7 +188,10 @@ class DryRank:
 
     @contextlib.contextmanager
     def _later_steps_may_fail(self) -> Iterator[None]:
-        """Catch an error that follows the reported step. `_cut_short` says that it ended the training."""
+        """Catch an error that follows the reported step.
+
+        `_cut_short` then reports that this error ended the training.
+        """
         try:
             yield
         except Exception as error:

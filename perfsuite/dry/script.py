@@ -129,9 +129,9 @@ class DryScript(DryRank):
         where = program.place(reversed([*traceback.walk_stack(frame)]))
         at = f" ({where})" if where else ""
         was_counted = self.recorder.steps >= self.steps.until
-        than = " for the steps after the counted steps" if was_counted else ""
+        than = " for the steps that follow the counted steps," if was_counted else ""
         why = (
-            f"the script exceeded its time limit of {self.case.timeout_s} s{than} (timeout_s) "
+            f"the script exceeded its time limit of {self.case.timeout_s} s (timeout_s){than} "
             f"after {self._made()}{at}"
         )
         failure = failure_of(ScriptError(why), self.report.rank)

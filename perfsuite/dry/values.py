@@ -49,10 +49,11 @@ if TYPE_CHECKING:
 class NoValues(TorchDispatchMode):
     """Returns a value when the host reads a fake tensor: True for a bool and 1 for a number.
 
-    True means that no token is masked, and 1 is a valid step counter. Tests for NaNs and infinities read
-    False, and a gradient scaler's flag for infinities reads 0, so no step is skipped.
+    True means that no token is masked, and 1 is a valid step counter. The result of a test for NaNs or
+    infinities is False, and a gradient scaler's flag for infinities is 0. So no step is skipped.
 
-    CPU devices lose their index, as for real tensors. For fake tensors, `cpu:0` would differ from `cpu`.
+    An operator that is called with the device `cpu:0` uses `cpu`, as for real tensors. Fake tensors would
+    keep the index, and `cpu:0` would differ from `cpu`.
     """
 
     # Compiled code runs some operators through higher-order operators, such as `run_and_save_rng_state`.
@@ -117,7 +118,7 @@ class WholeNumbersAreReal(NoValues):
 
     An operator is computed if all of its tensors are real integers. If one of the tensors is fake, so is the
     result. While data are loaded, operators on real floating-point tensors are computed as well. A few
-    numbers keep their values on the device too, and in collectives (`decisions`).
+    numbers also keep their values on the device and in collectives (`decisions`).
     """
 
     loads_data = False
@@ -188,7 +189,7 @@ _PASS_ON = (torch.ops.aten.any, torch.ops.aten.all, torch.ops.aten.logical_or, t
 
 
 def _is_no(tensor: Any) -> bool:
-    """Return whether a tensor is the result of a test for NaNs or infinities. Such a tensor reads False."""
+    """Return whether a tensor is the result of a test for NaNs or infinities. Its value is False."""
     return getattr(tensor, "is_no", False)
 
 
@@ -308,7 +309,10 @@ def _inference_mode(mode: Any = True) -> Any:
 
 
 def _deepcopy(self: Any, memo: Any) -> Any:
-    """Copy a tensor with an operator. Torch copies the bytes at an address, which a fake tensor lacks."""
+    """Copy a tensor with an operator.
+
+    Torch's own function copies the bytes at the address of the tensor. A fake tensor has no address.
+    """
     if id(self) in memo:
         return memo[id(self)]
     copied = memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)

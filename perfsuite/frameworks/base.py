@@ -36,8 +36,8 @@ class Ranks:
 class StepClock(Protocol):
     """The clock of a rank, which counts and times the training steps.
 
-    Most frameworks need not call its methods, because the clock watches the first torch optimizer that steps,
-    and counts each step of this optimizer as a training step.
+    Most frameworks need not call its methods, because the clock watches the torch optimizer whose `step` is
+    called first, and counts each step of this optimizer as a training step.
     """
 
     def boundary(self) -> None:
@@ -51,7 +51,7 @@ class StepClock(Protocol):
 
 
 def _reports_no_speed() -> None:
-    """Return None, as a library does that reports no tokens/s."""
+    """Return None, for a library that does not report tokens/s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +111,9 @@ class LaunchPlan:
     clock: Literal["torch", "framework"] = "torch"
     """What ends a training step.
 
-    `torch`: a step of the first torch optimizer that steps. `framework`: the training calls
-    `StepClock.boundary`. `framework` is for an engine that steps a torch optimizer several times in a
-    training step, or not at all.
+    `torch`: each call of `step` on the torch optimizer whose `step` is called first. `framework`: the
+    training calls `StepClock.boundary`. `framework` is for an engine that steps a torch optimizer several
+    times in a training step, or not at all.
     """
     # False if nothing is trained. Ranks are then plain forks without torch, and have a simulated clock.
     needs_torch: bool = True
@@ -166,6 +166,14 @@ class Engine:
         """Return the gradient norm over all ranks in the engine's last step. None if it is unknown.
 
         This is the norm before clipping, without the factor of the fp16 loss scaler.
+        """
+        return None
+
+    def loss_scale(self, engine: Any) -> float | None:
+        """Return the factor by which an engine multiplies losses before backward, for fp16.
+
+        None if the engine multiplies no losses. The factor of a `GradScaler` of torch is known without this
+        method.
         """
         return None
 

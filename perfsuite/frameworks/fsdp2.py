@@ -27,9 +27,9 @@ class FSDP2(Framework):
     reshard_after_forward: bool = True
     """Free the gathered parameters of a block after its forward, and gather them again in backward."""
     reshard_root: bool = False
-    """Also free the parameters of the root unit, and gather them again. They are outside the blocks, for
-    example in the embedding and the head. By default, torch keeps them gathered, because backward needs them
-    immediately."""
+    """Also free the parameters of the root unit after forward, and gather them again in backward. These
+    parameters are outside the blocks, for example in the embedding and the head. By default, torch keeps them
+    gathered, because backward needs them immediately."""
     shard_group: int | None = Field(default=None, ge=2)
     """Number of ranks in a group. The ranks of a group shard one replica of the model (2-D mesh). None: all
     ranks together shard one replica (1-D mesh)."""

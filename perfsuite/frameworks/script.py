@@ -78,13 +78,13 @@ class Script(Framework):
     loss: LossRule | None = "finite"
     """The rule for the loss. `finite`: the loss must be finite. `falls`: the loss must also fall.
 
-    The loss is the tensor on which the script calls `backward`, summed over the micro-batches of a step. If
-    this tensor is not the loss, for example with gradient scaling or a pipeline schedule, give None: the loss
-    is then not observed.
+    The loss is the tensor on which the script calls `backward`, summed over the micro-batches of a step. The
+    factor of a loss scaler of torch or DeepSpeed is removed. If this tensor is not the loss, for example with
+    a pipeline schedule, give None: the loss is then not observed.
     """
     clock: str | None = Field(default=None, pattern=r"^[^\W\d]\w*(:[1-9]\d*)?$")
     """The class of the optimizer whose steps are counted and timed, such as `"AdamW"`. `"AdamW:2"` is the
-    second AdamW that steps. None: the first optimizer that steps."""
+    second AdamW whose `step` is called. None: the optimizer whose `step` is called first."""
     tokens: Literal["fixed", "vary"] = "fixed"
     """`fixed`: each step has as many tokens as the case says. This is checked in the second step. `vary`:
     steps have different numbers of tokens. tokens/s are then computed with the case's number, and a note
@@ -146,7 +146,7 @@ class Script(Framework):
         return self
 
     def _refuse_what_no_process_is_given(self) -> None:
-        """Raise `ValueError` for variables and words that the kernel does not pass to a process.
+        """Raise `ValueError` for variables and arguments that Linux cannot pass to a process.
 
         The message does not contain values, because they can be secret.
         """

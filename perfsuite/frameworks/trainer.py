@@ -60,7 +60,9 @@ class Trainer(ByAccelerate):
     @model_validator(mode="after")
     def _version_knows_it(self) -> Trainer:
         if self.fsdp_version == 2 and self._sharding not in (None, "full_shard", "shard_grad_op"):
-            raise ValueError(f"{self._sharding} needs fsdp_version=1; FSDP2 has full_shard and shard_grad_op")
+            raise ValueError(
+                f"{self._sharding} needs fsdp_version=1; FSDP2 has only full_shard and shard_grad_op"
+            )
         if self.fsdp_version == 1 and not self.fsdp:
             raise ValueError("fsdp_version=1 needs fsdp; give a strategy, for example fsdp='full_shard'")
         if self._degrees.given and (self.fsdp_version == 1 or not self.fsdp):

@@ -65,9 +65,9 @@ _RUNS_A_PROGRAM = {
     r"diff\.(external|.*\.(command|textconv))": "",
     r"hook\..*\.command": "true",
 }
-"""Pattern of settings -> the value that is used instead of the repository's. With these settings, git can run
-a program even in a command that only reads (`READS`). If the user has also set such a setting, the user's
-value is used instead."""
+"""Pattern of settings -> the value that replaces the repository's value. The repository could use these
+settings to make git run a program, even in a command that only reads (`READS`). If the user has set such a
+setting as well, git uses the user's value."""
 _PROTOCOLS = "http:https"
 """Protocols with which git can fetch the missing parts of a partial clone. With other protocols, git could
 run a program that the repository names."""
@@ -328,9 +328,10 @@ def _large_changes(directory: Path, pathspec: Sequence[str]) -> dict[str, tuple[
 
 
 def commit_of(ref: str, *, cwd: Path) -> str:
-    """Return the commit to which a branch, a tag or the name of a commit refers. Raises `GitError` if none.
+    """Return the commit to which a branch, a tag or the name of a commit refers.
 
-    Names that begin with a dash are refused, because git would take them for options.
+    Raises `GitError` if there is no such commit. Names that begin with a dash are refused, because git would
+    take them for options.
     """
     try:
         return git("rev-parse", "--verify", f"{no_option(ref)}^{{commit}}", cwd=cwd).strip()
@@ -371,7 +372,7 @@ def blobs(commit: str, names: Sequence[str], *, cwd: Path) -> dict[str, bytes]:
 
 
 def current_branch(repo: Path) -> str:
-    """Return the name of the branch that is checked out, or HEAD if no branch is."""
+    """Return the name of the branch that is checked out, or HEAD if no branch is checked out."""
     return git("rev-parse", "--abbrev-ref", "HEAD", cwd=repo).strip()
 
 

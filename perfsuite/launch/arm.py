@@ -48,7 +48,7 @@ WORDS = (
 )
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(?!=)(.*)", re.DOTALL)
 _VERSION = re.compile(r"[=<>~!]*v?\d[\w.+*!-]*|nightly|latest|stable|dev", re.IGNORECASE)
-"""Matches what a user can mean as the version of a package."""
+"""Matches text that a user can mean as the version of a package."""
 _CERTAIN_VERSION = re.compile(r"[=<>~!]*v?\d+\.\d+\.\d[\w.+*!-]*")
 """Matches text that is hardly ever the value of a variable, such as the version `0.18.0`."""
 RELEASE = re.compile(r"[A-Za-z0-9][\w.-]*==[\w.!+-]+")
@@ -110,7 +110,8 @@ class Arm:
     def has_packages_of(self, second_arm: Arm) -> bool:
         """Return whether both arms use the same interpreter, packages and variables. Commits can differ.
 
-        A variable that one arm names can already have the same value in this process.
+        Values are compared, because a variable that only one arm sets can already have the same value in this
+        process, from which the other arm inherits it.
         """
         names = {*self.given, *second_arm.given}
         mine, theirs = (
@@ -155,7 +156,7 @@ def resolve(
     `option` is the option that the user gave, for messages. `root` is a directory in the repository that has
     the commits. `consent` is called with the planned downloads, unless they are already `agreed`.
 
-    If `installs` is true, the packages that the words name are installed. Otherwise, the returned arm has
+    If `installs` is true, the packages that `text` names are installed. Otherwise, the returned arm has
     only a plan of these packages, and must be resolved again (see `Arm.is_installed`).
 
     Raises `CaseError` if the words do not describe an arm, and `GitError` if no worktree can be created.

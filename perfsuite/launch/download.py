@@ -19,7 +19,8 @@ SMALL_BYTES = 10**7  # packages below this size are listed without their size
 NAMES_SHOWN = 8  # maximum number of packages to list, largest first
 HEAD_S = 10  # maximum number of seconds to wait until a server returns the size of a file
 UNPACKED = 3
-"""Bytes on the disk for each byte of a wheel: the wheel in pip's cache and its unpacked files."""
+"""Estimated bytes on the disk for each byte of a wheel. They hold the wheel in pip's cache and its unpacked
+files."""
 MIN_DRIVER = {11: 450, 12: 525, 13: 580}
 """The oldest major version of NVIDIA's driver that supports each major version of CUDA."""
 _RUNTIME = re.compile(r"nvidia-cuda-runtime(?:-cu(\d+))?")

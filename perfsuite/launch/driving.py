@@ -34,8 +34,8 @@ from perfsuite.results.run_dir import (
 
 LONGEST_BUILD_S = 1800.0  # maximum duration of a build of a C++ extension; it usually takes minutes
 REPORTS_S = 1.0  # seconds between two checks for new reports of ranks
-# Seconds that agents have to end a job. Writing the stacks, writing the collective calls, reading NVML and
-# waiting for other agents can each take 5 s.
+# Seconds after which agents must have ended a job. Writing the stacks, writing the collective calls, reading
+# NVML and waiting for other agents can each take 5 s.
 END_S = 25.0
 NCCL_HEARTBEAT_S = 480  # torch's default for TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC
 
@@ -69,7 +69,10 @@ def started(
 
 
 def never_broken() -> bool:
-    """Return False, for a job whose only agent is the command itself. Its end is noticed in any case."""
+    """Return False, for a job whose only agent is the command itself.
+
+    `drive` notices the end of the command in any case.
+    """
     return False
 
 
@@ -138,7 +141,9 @@ def _watch(
 
 
 def prepare(run_dir: RunDir) -> None:
-    """Create the files that nodes wait for, because a node sees a change to a file earlier than a new file.
+    """Create the files that nodes wait for, before the nodes read them.
+
+    On a shared file system, a node notices a change of an existing file earlier than it notices a new file.
 
     Locks of builds that an earlier launch did not finish are removed, because torch would wait for them
     forever. Raises `FileError` if a file cannot be written.

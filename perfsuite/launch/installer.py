@@ -144,7 +144,7 @@ def _version(file: str) -> str:
 
 
 def _explain(error: InstallerError, python: str) -> NoReturn:
-    """Raise `PackageError` with a sentence that explains pip's failure. If there is none, raise `error`."""
+    """Raise `PackageError` with a sentence that explains pip's failure. If no sentence can, raise `error`."""
     missing = pip_errors.missing(error.output)
     if missing is not None and not missing.known:
         # pip lists no versions if the package has a constraint.
@@ -185,8 +185,8 @@ def _other_pythons(requirement: str, python: str) -> list[str]:
 def versions(package: str, *, python: str = sys.executable) -> list[Version]:
     """Return the versions of a package that pip finds, oldest first.
 
-    Included are pre-releases, and releases without a wheel, which pip 26.3 leaves out if only wheels may be
-    installed. Yanked releases are not included. Raises `PackageError` if pip finds no version.
+    Pre-releases are included, and also releases without a wheel. pip 26.3 would leave out the latter if the
+    user allows only wheels. Yanked releases are not included. Raises `PackageError` if pip finds no version.
     """
     of_all_kinds = {"PIP_ONLY_BINARY": ":none:"}
     said = pip("index", "versions", "--pre", package, python=python, variables=of_all_kinds).splitlines()

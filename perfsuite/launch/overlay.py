@@ -180,7 +180,9 @@ def plan(wanted: Wanted, store: Path) -> Plan:
 def _resolved(
     words: Sequence[str], below: Environment, named: Collection[str]
 ) -> tuple[dict[str, Package], dict[str, str]]:
-    """Return the packages that pip would install, and why installed packages conflict, both by package name.
+    """Return the packages that pip would install, and the reasons why they would break installed packages.
+
+    Both dictionaries have the names of packages as keys.
 
     pip ignores the requirements of packages that are already installed. If an installed package pins the
     version of a new package with `==`, as torchvision pins torch, the installed package is also requested.

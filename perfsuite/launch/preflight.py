@@ -31,9 +31,9 @@ GPU_SHARE = 0.75
 """Lowest healthy rate of the slowest GPU of a node, as a share of the best rate of another node. The speed of
 GPUs of the same model differs by up to 22% (arXiv 2208.11035)."""
 CPU_SHARE = 0.4
-"""The same share for CPU cores. It is lower, because other processes might be using the cores. In the worst
-of 10 preflights under a load of 8 on two cores, one of two equal nodes had 88% of the other's matmul rate and
-50% of its copy rate."""
+"""The share for nodes without GPUs. It is lower than `GPU_SHARE`, because other processes might be using the
+cores. In the worst of 10 preflights under a load of 8 on two cores, one of two equal nodes had 88% of the
+other's matmul rate and 50% of the other's copy rate."""
 LINK_SHARE = 0.5
 """Lowest healthy rate of all-reduces with a node, as a share of the best rate between two other nodes. This
 share is low, because paths differ in length."""
@@ -166,7 +166,7 @@ def _slow(node: NodePreflight, nodes: Sequence[NodePreflight], machine: Machine)
 
 
 def _slow_links(node: int, links: dict[tuple[int, int], float]) -> list[str]:
-    """Return a problem if a node's all-reduces with both neighbours are far slower than between other nodes.
+    """Return a problem if a node's all-reduces with both neighbours are far slower than other all-reduces.
 
     `links` are the rates of pairs of neighbours, in GB/s.
     """

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 NODE_VARIABLE = "PERFSUITE_NODE_VARIABLE"
 """An environment variable. Its value is the name of another variable, in which the scheduler gives the number
 of this node (from 0). If one of these variables is not set, this is node 0."""
-# Seconds for which an agent without a driver waits while another of its threads writes the launch file.
+# Seconds for which an agent that has lost perfsuite's driver waits while another thread of the agent writes
+# the launch file.
 LATCH_S = 5
 PEERS_S = 5  # seconds for which a node waits for the stacks of the other nodes before it ends the job
 

@@ -32,8 +32,8 @@ sample are taken at the end of a step. Rank 0 reports its steps at most twice a 
 WHOLE_EVERY_S = 1.0  # seconds between samples of values that change slowly: utilisation, temperature, memory
 LOOK_S = 0.06  # seconds between checks of the number of finished steps
 RESCAN_S = 2.0  # seconds between checks for new processes of the job
-FREE_POLL_S = 0.5  # seconds between checks whether the GPUs' memory is free. A launch waits until it is
-SILENT_S = 5.0  # seconds after which NVML is assumed not to answer. It usually takes milliseconds
+FREE_POLL_S = 0.5  # seconds between checks whether the GPUs' memory is free. A launch waits until it is free
+SILENT_S = 5.0  # seconds after which NVML is assumed not to answer. An answer usually takes milliseconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +241,7 @@ def _health(
 
 
 def _cpu_shares(first: _Sample, last: _Sample) -> dict[str, float | None]:
-    """Return which shares of the cores' time the job, other processes and the hypervisor took.
+    """Return the shares of the cores' time that were used by the job, other processes and the hypervisor.
 
     Only the time between the two samples counts. Shares of shorter periods would be inaccurate, because the
     kernel counts in ticks of 10 ms.

@@ -28,13 +28,13 @@ LOST_S = 300.0
 """Seconds without a new text after which the driver is assumed to be dead, although stdin is still open.
 
 This must be long. When a shared file system fails over to another server, the driver cannot write for 30 to
-120 s. In addition, an agent might read an old text from a cache. A long time does little harm, because stdin
-stays open after the driver's death only if `srun` dies as well.
+120 s. In addition, an agent might read an old text from a cache. A long time does little harm: agents
+need the text only if `srun` dies together with the driver, because otherwise stdin closes.
 """
 LEASE_S = "PERFSUITE_LEASE_S"
 """Environment variable that an agent gets if its driver can be on another machine. Its value is `LOST_S`. On
-the same machine, the kernel reports the driver's death, so agents do not get the variable. If such a driver
-is only stopped (SIGSTOP), it keeps its job."""
+the same machine, the kernel reports the driver's death, so agents do not get the variable. A driver on the
+same machine keeps its job even if it is stopped with SIGSTOP."""
 NO_SIGN = "no sign of perfsuite's driver"
 
 Wish = Literal["go", "end"]

@@ -1,7 +1,7 @@
 """Load the modules that every rank needs, once in the fork server. Only the fork server imports this module.
 
-This module also makes the fork server end when the agent ends. Otherwise, it would only end when its pipe
-closes. But the ranks hold this pipe open too, and they end only with the server.
+This module also makes the fork server end when the agent ends. Otherwise, the server would only end when
+its pipe closes. But the ranks hold this pipe open too, and they end only with the server.
 
 The clock of the ranks' start-up begins here. It is paused while perfsuite is imported and ranks are forked.
 """

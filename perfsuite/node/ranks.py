@@ -235,7 +235,7 @@ def _start(
 
 
 def moved_command(words: Sequence[str]) -> list[str]:
-    """Return a command in which paths in the repository are paths in the worktree of this arm.
+    """Return a command in which paths in the repository are replaced with paths in the worktree of this arm.
 
     The first word and all Python and shell files are always replaced, because an arm must not run a program
     of the other arm. Other paths, such as `/repository/data` or the one in `--config=/repository/file`, are
@@ -277,7 +277,7 @@ def _if_there(path: str, environment: Mapping[str, str]) -> str:
 
 
 def _in_worktree(path: str, environment: Mapping[str, str]) -> str:
-    """Return the path of a file of the repository in the worktree that `environment` names."""
+    """Return the path that a file of the repository has in the worktree. `environment` names the worktree."""
     top, _, worktree = environment.get(MOVED, "").partition(os.pathsep)
     inside = top + os.sep
     with_slash = path + os.sep

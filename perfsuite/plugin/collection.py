@@ -3,6 +3,7 @@
 Also define the state that the hooks share.
 """
 
+import ast
 import contextlib
 import dataclasses
 import re
@@ -44,6 +45,7 @@ REFERENCE = pytest.StashKey[ReferenceArm]()  # the session's reference, if the u
 COLLECTED = pytest.StashKey[dict[str, Case]]()  # every case by its id, selected or not
 OF_OTHER_JOBS = pytest.StashKey[frozenset[str]]()  # ids of the cases that other jobs of a nightly run measure
 SELECTED = pytest.StashKey[int]()  # number of selected tests that use `bench`
+TO_RUN = pytest.StashKey[list[pytest.Item]]()  # these tests; missing with pytest-xdist
 BENCHMARKS = pytest.StashKey[list[pytest.Item]]()  # tests that use `bench`, before any is deselected
 NO_SHARE = pytest.StashKey[bool]()  # whether there are cases, but other jobs measure all of them
 UNWRITTEN = pytest.StashKey[str]()  # why the files with the results could not be written
@@ -131,6 +133,28 @@ def cases_in(values: Iterable[object]) -> list[Case]:
 def uses_bench(item: pytest.Item) -> bool:
     """Return whether a test uses `bench`, directly or through another fixture."""
     return "bench" in getattr(item, "fixturenames", ())
+
+
+def has_cases(source: str, *, is_in_cases: bool) -> bool:
+    """Return whether a test file probably has tests that measure cases. `source` is its text.
+
+    This is only needed for a file that skips itself when it is imported, so that its tests are unknown. Such
+    a file has a function with the parameter `bench`. `is_in_cases` says whether the file is in the directory
+    of the cases: it then also has cases if it imports `Case`, because its tests can use another fixture.
+    """
+    try:
+        nodes = [*ast.walk(ast.parse(source))]
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    parameters_of = [node for node in nodes if isinstance(node, ast.arguments)]
+    names = {
+        argument.arg
+        for given in parameters_of
+        for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs)
+    }
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module == "perfsuite"]
+    has_import = any(alias.name == Case.__name__ for node in imports for alias in node.names)
+    return "bench" in names or (is_in_cases and has_import)
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
@@ -232,6 +256,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     progress = session.config.stash[PROGRESS]
     benchmarks = [item for item in session.items if uses_bench(item)]
     session.config.stash[SELECTED] = len(benchmarks)
+    session.config.stash[TO_RUN] = benchmarks
     terminal = terminal_of(session.config)
     progress.is_live = terminal is not None and terminal.isatty
     if benchmarks and not runs_no_test(session.config):
@@ -275,7 +300,7 @@ def _install(config: pytest.Config) -> None:
 
 
 def _prepare_reference(config: pytest.Config, cases: Iterable[Case | None]) -> None:
-    """Choose the canaries of the session's reference, if it has one, among the selected cases."""
+    """If the session has a reference, choose its canaries among the selected cases."""
     reference = config.stash.get(REFERENCE, None)
     if reference is not None:
         reference.prepare(case for case in cases if case is not None)

@@ -9,16 +9,18 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.errors import PerfsuiteError
+from perfsuite.inputs import files
 from perfsuite.plugin.collection import (
     ENDED,
     NO_SHARE,
     REFUSED,
     SELECTED,
     SESSION,
+    TO_RUN,
     UNWRITTEN,
+    has_cases,
     is_worker,
     runs_no_test,
-    uses_bench,
 )
 from perfsuite.plugin.selection import is_elsewhere, is_whole
 from perfsuite.results.outcome import STYLES
@@ -92,12 +94,16 @@ def _fail_if_due(session: pytest.Session, exitstatus: int) -> None:
 
 
 def _is_complete(session: pytest.Session, exitstatus: int) -> bool:
-    """Return whether every case was run. pytest's exit status is not enough: see `HoldsInterrupts`."""
+    """Return whether every selected case was run.
+
+    pytest's exit status is not enough: see `HoldsInterrupts`. `session.items` is not enough either, because a
+    hook can shorten it after the selection.
+    """
     has_run = exitstatus in (*NO_ERROR, pytest.ExitCode.TESTS_FAILED)
     if not has_run or session.shouldstop or session.shouldfail or CRASHED in session.config.stash:
         return False
-    benchmarks = [item for item in session.items if uses_bench(item)]  # empty if pytest-xdist runs them
-    has_ended = all(item.stash.get(ENDED, False) for item in benchmarks)
+    selected = session.config.stash.get(TO_RUN, [])  # empty if pytest-xdist runs them
+    has_ended = all(item.stash.get(ENDED, False) for item in selected)
     return has_ended and session.config.stash[SESSION].record.running is None
 
 
@@ -111,7 +117,7 @@ def nothing_measured(config: pytest.Config) -> bool:
 class CollectsFromWorkers:
     """Collect the results of pytest-xdist's workers in the session of this process.
 
-    Without pytest-xdist, the hooks get the reports of the tests in this process.
+    Without pytest-xdist, the hooks get the reports of the tests and files in this process.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -135,6 +141,20 @@ class CollectsFromWorkers:
         for result in results:
             self.record.keep(Measurement.model_validate(result, context=documents.FROM_FILE))
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Record a file of cases that skipped itself when it was imported, because its cases are unknown."""
+        file = self.config.rootpath / report.nodeid
+        if report.outcome != "skipped" or file.suffix != ".py" or runs_no_test(self.config):
+            return
+        try:
+            source = files.read_text(file)
+        except (OSError, ValueError):  # ValueError: invalid UTF-8
+            return
+        cases = self.record.options.root / self.config.getini("perf_cases")
+        if has_cases(source, is_in_cases=file.resolve().is_relative_to(cases.resolve())):
+            why = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            self.record.skip_file(report.nodeid, why.removeprefix("Skipped: "))
+
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """Send a worker the facts that can be read only from the command line of this process."""
@@ -143,7 +163,7 @@ class CollectsFromWorkers:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take over the refusal and the unclaimed baselines of an ended worker: its output is not shown."""
+        """Take over the refusal and the unclaimed baselines of an ended worker, whose output is not shown."""
         output = getattr(node, "workeroutput", {})
         if "perf_refused" in output:
             self.config.stash[REFUSED] = output["perf_refused"]

@@ -113,10 +113,10 @@ def asks_for_cases(config: pytest.Config) -> bool:
 
 
 def is_elsewhere(config: pytest.Config) -> bool:
-    """Return whether the command line only names directories outside the directory in `perf_cases`.
+    """Return whether the command line names only directories outside of the directory of cases.
 
-    A directory inside `perf_cases` is a deliberate selection. A directory outside is not, because the cases
-    might have moved while the command remained the same.
+    The setting `perf_cases` names the directory of cases. A directory inside of it is a deliberate selection.
+    A directory outside of it is not, because the cases might have moved while the command remained the same.
     """
     if is_worker(config):
         return bool(config.workerinput.get("perf_is_elsewhere", False))  # type: ignore[attr-defined]
@@ -159,7 +159,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if not collected:
         return
     elsewhere = config.getini("perf_cases") if is_elsewhere(config) else None
-    if elsewhere and not any(ours.mode.reviewed_file(collected[case_id]).exists() for case_id in selected):
+    files = [file for case_id in selected for file in ours.mode.reviewed_files(collected[case_id])]
+    if elsewhere and not any(file.exists() for file in files):
         return  # other tests, for example of a package with cases of its own
     of_others: frozenset[str] = config.stash.get(OF_OTHER_JOBS, frozenset())
     with usage_error():

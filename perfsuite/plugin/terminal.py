@@ -31,6 +31,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     _write_swallowed(terminal, config, record)
     _write_unclaimed(terminal, config, record)
     _write_not_reached(terminal, record)
+    _write_skipped_files(terminal, config, record)
     _write_changed_cases(terminal, config, record)
     _write_cut_short(terminal, config, record)
     if exitstatus != pytest.ExitCode.USAGE_ERROR:  # otherwise, pytest's message is enough
@@ -130,6 +131,18 @@ def _write_not_reached(terminal: Any, record: Record) -> None:
         terminal.write_line(f"  {skip.case_id}: {skip.reason.removeprefix('not reached: ')}")
 
 
+def _write_skipped_files(terminal: Any, config: pytest.Config, record: Record) -> None:
+    """Report the files of cases that skipped themselves: pytest reports only their number."""
+    skipped = [skip for skip in record.skipped if skip.case_id == skip.nodeid]
+    if not skipped:
+        return
+    number = plural(len(skipped), "file")
+    terminal.section(f"perfsuite: {number} of cases skipped at import", yellow=True, bold=True)
+    for skip in skipped:
+        terminal.write_line(shown(config, f"  {skip.nodeid}: {skip.reason}"))
+    terminal.write_line("The cases in such a file are not judged, and each file counts as one case")
+
+
 def _write_changed_cases(terminal: Any, config: pytest.Config, record: Record) -> None:
     """Report how the cases of two arms differ."""
     changed = summary.case_changes(record.session_file("running")) if record.mode.arms else []
@@ -141,12 +154,15 @@ def _write_changed_cases(terminal: Any, config: pytest.Config, record: Record) -
 
 
 def _write_cut_short(terminal: Any, config: pytest.Config, record: Record) -> None:
-    """Report that the session ended before all cases were run, and name the case in which it ended."""
+    """Report that the session ended before all cases were run, and which cases were interrupted.
+
+    In a resumed session, these include the cases that were interrupted in its earlier parts.
+    """
     if config.stash.get(CUT_SHORT, False):
         terminal.section("perfsuite: not every case was run", red=True, bold=True)
         terminal.write_line("pytest ended early or left out tests, so this is not a pass")
-    if record.running is not None:
-        terminal.write_line(f"interrupted, not judged: {record.running}")
+    for case_id in record.interrupted:
+        terminal.write_line(f"interrupted, not judged: {case_id}")
 
 
 def _write_shadow(terminal: Any, record: Record) -> None:
@@ -158,7 +174,7 @@ def _write_shadow(terminal: Any, record: Record) -> None:
 
 
 def _write_judged(terminal: Any, config: pytest.Config, record: Record) -> None:
-    """Report how many cases were judged, unless all were."""
+    """Report how many cases were judged, unless all cases were judged."""
     tally = record.tally
     if nothing_measured(config) and not tally.judged:  # a failure of the code is also a verdict
         _write_nothing_measured(terminal, config, record)

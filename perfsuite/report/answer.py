@@ -103,7 +103,7 @@ def _said(
     unknown: Sequence[Measurement],
     if_none: str,
 ) -> str:
-    """Return an answer: the worse cases and the unknown cases, or `if_none` if no case is worse."""
+    """Return an answer that names the worse and the unknown cases. `if_none` says that no case is worse."""
     parts = []
     if worse:
         parts.append(f"yes, in {len(worse)} of {plural(len(asked), 'case')}: {_ids(worse)}")

@@ -12,7 +12,7 @@ from perfsuite.results.session_file import MachineChange, Measurement, SessionRe
 from perfsuite.verdict.common_change import Change, common_change
 from perfsuite.verdict.robust import Z_99, relative
 
-FEWEST_CHANGED = 2  # minimum number of cases whose own launches show that they changed
+FEWEST_CHANGED = 2  # minimum number of cases that changed according to their own launches
 NOTHING = "No recorded fact changed in all of them, so look at the machine first (perfsuite doctor)"
 
 
@@ -49,8 +49,8 @@ def _sentence(
 ) -> str | None:
     """Report the common change of the cases and, if there is a reference, the change of the reference.
 
-    Without a reference, returns a sentence only if the cases share a change, and if the launches of at least
-    `FEWEST_CHANGED` of these cases show that they changed. Otherwise returns None.
+    Without a reference, returns a sentence only if the cases share a change, and if at least `FEWEST_CHANGED`
+    of these cases changed according to their own launches. Otherwise returns None.
     """
     common = common_change(changes)
     if common is not None and not common.is_shared:

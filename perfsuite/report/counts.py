@@ -167,7 +167,7 @@ def _compiled_table(compiled: Compiled) -> Table:
 
 
 def outcome_of_counts(check: CountCheck, against: str | None = None) -> str:
-    """Return the verdict on the counts in a few words. `text.sentence` explains `against`."""
+    """Return the verdict on the counts in a few words. For `against`, see `text.sentence`."""
     if not check.compared and check.outcome in ("not counted", "passed"):
         return "not judged" if check.outcome == "passed" else not_counted(check)
     if against is not None and check.compared:
@@ -201,8 +201,8 @@ def sentences(check: CountCheck, *, judged: bool, by_rank: bool, longest: int | 
 def prices(check: CountCheck) -> list[str]:
     """Say how many judged findings have a predicted price, if only some of them have one.
 
-    Returns an empty list if all prices are predicted, or if none is. If none is, the sentence of each finding
-    gives the reason.
+    Returns an empty list if all prices are predicted. The list is also empty if no price is predicted,
+    because the sentence of each finding then gives the reason.
     """
     costs = [finding.cost for finding in check.findings if finding.outcome != "passed"]
     known = [cost for cost in costs if cost is not None and cost.most_s is not None]
@@ -244,7 +244,7 @@ def remarks(check: CountCheck) -> list[str]:
 
 
 def table_of_findings(check: CountCheck, against: str | None) -> Table:
-    """Return the findings with their amounts as a table. `text.sentence` explains `against`."""
+    """Return the findings with their amounts as a table. For `against`, see `text.sentence`."""
     before = against or "baseline"
     rows = [
         (

@@ -64,7 +64,10 @@ def parts(step: Expected) -> str:
 
 
 def published(step: Expected, speed: str) -> str:
-    """Describe how close published steps come to the expected speed. `speed` names it: `it`, `this speed`."""
+    """Describe how close published steps come to the expected speed.
+
+    `speed` is the name of the expected speed in the sentence, such as `it` or `this speed`.
+    """
     if step.published is None:
         return f"too few steps are published to know how close this kind of accelerator comes to {speed}"
     low, high = step.published

@@ -27,12 +27,12 @@ class Explained:
 
     verdict: str  # the outcome and its evidence, such as `regressed after 3 launches`
     why: Sequence[str]  # causes of a regression, the most certain cause first
-    reasons: Sequence[str]  # why the case failed, if no metric shows why, and why launches were set aside
+    reasons: Sequence[str]  # reasons for a failure that no metric shows, and for setting launches aside
     decisive: Sequence[str]  # the checks that decided the verdict
     checks: Sequence[str]
     counts: str | None  # the verdict on the counts; None: the counts were not judged
     findings: Sequence[str]  # the counts that decided the verdict
-    prices: Sequence[str]  # how many of these counts have a predicted price, if some do not
+    prices: Sequence[str]  # how many of these counts have a predicted price; empty if all or none have one
     listed: Sequence[str]  # changed counts that are not judged
     remarks: Sequence[str]  # other counts that were not judged, and why
     not_counted: Sequence[str]  # why there are no counts, although there is a baseline of counts

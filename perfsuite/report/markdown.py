@@ -71,7 +71,10 @@ def code(value: str) -> str:
 
 
 def grid(table: Table, most: int | None = None) -> Markup:
-    """Render a table as Markdown without its caption. Rows after the first `most` are only counted."""
+    """Render a table as Markdown without its caption.
+
+    If there are more than `most` rows, the last line gives the number of the remaining rows.
+    """
     rules = ["---:" if table.is_figure(column) else "---" for column in range(len(table.headers))]
     shown = table.rows[:most]
     headings, *cells = ([text(cell) for cell in row] for row in (table.headers, *shown))

@@ -83,7 +83,7 @@ class Progress:
             self.say(text)
 
     def end(self, outcome: str, *, is_same_work: bool = False) -> None:
-        """Print the outcome of the case, whether its work is the same, and an estimate of the time left."""
+        """Print the outcome of the case, whether its counts changed, and an estimate of the time left."""
         spent = self.clock() - self._case_began
         self._finished_s.append(spent)
         launches = f"after {self._launch} launches " if self._launch > 1 else ""

@@ -16,12 +16,12 @@ NO_CHANGE = (
     "(99% interval {interval})."
 )
 UNCERTAIN = (
-    "does not show whether the machine is the cause: launch the reference on more cases (--perf-canaries)"
+    "does not show whether the machine is the cause: launch more cases with the reference (--perf-canaries)"
 )
 NOT_THE_MACHINE = "it is not the machine alone. This is one finding, so look for one cause"
 ALONE = (
-    "is left out, because its speed changed differently on this case than on the other canaries: look at "
-    "this case on this machine"
+    "are left out, because the speed of this case changed differently from that of the other canaries: look "
+    "at this case on this machine"
 )
 
 
@@ -32,7 +32,7 @@ def machine_changes(reference: SessionReference | None) -> Mapping[str, MachineC
 
 
 def beside_reference(machine: MachineChange, cases: int, common: CommonChange | None, cause: str) -> str:
-    """Compare the change that the cases of a hardware class share with the change of the reference.
+    """Compare the common change of the cases of a hardware class with the change of the reference.
 
     `cases` is the number of cases, and `common` is None if the cases share no change. `cause` is a sentence
     about other changes that all of these cases have in common.
@@ -70,12 +70,12 @@ def about(reference: SessionReference | None, results: Iterable[Measurement]) ->
         return []
     differing = [sentence for sentence in map(_differs, results) if sentence is not None]
     unused = [
-        f"The reference on {canary.case_id} is not used: {canary.unused}."
+        f"The launches of {canary.case_id} with the reference are not used: {canary.unused}."
         for canary in reference.canaries
         if canary.unused is not None
     ]
     apart = dict.fromkeys(case_id for change in reference.changes for case_id in change.apart)
-    alone = [f"The reference on {case_id} {ALONE}." for case_id in apart]
+    alone = [f"The launches of {case_id} with the reference {ALONE}." for case_id in apart]
     problems = [f"Reference: {problem}." for problem in reference.problems]
     return [*cut(differing, MOST_CASES), *unused, *alone, *problems]
 

@@ -15,7 +15,7 @@ STEPS = 1000  # number of steps for which a change is reported: the change in a 
 def sentences(runs: Sequence[Run], before: Sequence[Run] = ()) -> list[str]:
     """Describe the slopes of the last launch in words. Slopes that might be 0 are left out.
 
-    `before` has the launches of arm A. The slope of its last launch follows.
+    If `before` contains the launches of arm A, each slope is followed by that of arm A's last launch.
     """
     of_arm_a = {slope.name: slope for slope in (before[-1].slopes if before else ())}
     lines = []
@@ -33,8 +33,8 @@ def sentences(runs: Sequence[Run], before: Sequence[Run] = ()) -> list[str]:
 def grows_faster(result: Measurement) -> str | None:
     """Describe the growth of resident memory if it is clearly faster in arm B than in arm A.
 
-    It is faster if the intervals do not overlap, and if they are at least `FASTER` apart. Returns None if it
-    is not, or if the growth of an arm is unknown.
+    The growth is clearly faster if the intervals do not overlap, and are at least `FASTER` apart. Returns
+    None if the growth is not clearly faster, or if the growth of an arm is unknown.
     """
     if not (result.before and result.runs):
         return None

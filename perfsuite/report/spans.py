@@ -108,7 +108,7 @@ class _Launch:
 
     @property
     def seen_s(self) -> float:
-        """Seconds of the start-up and all steps. If the start-up is unknown, only of the steps."""
+        """Seconds of the start-up and all steps. If the start-up is unknown, seconds of the steps only."""
         start_up_s = sum(_finite(s for name in START_UPS & {*self.spans} for s in self.spans[name].seconds))
         steps_s = sum(
             _finite(self.step_s[1:] if start_up_s else self.step_s)
@@ -340,7 +340,7 @@ def _groups(launches: Sequence[_Launch], late: Collection[int]) -> list[tuple[li
 
 
 def _are_alike(launches: Sequence[_Launch], first: int, second: int) -> bool:
-    """Return whether two steps have equal counts on each side, apart from chance in the Python calls."""
+    """Return whether two steps have equal counts on each side. Python calls may differ by chance."""
     for launch in launches:
         then = dict(launch.in_step(first))
         now = dict(launch.in_step(second))

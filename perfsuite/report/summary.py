@@ -318,13 +318,23 @@ def _machine(machine: Machine, *, simulated: bool = False) -> str:
 
 
 def interruption(session: SessionFile) -> str | None:
-    """Report that a session was interrupted or is running, and name its case; None if it is complete."""
+    """Report that a session was interrupted or is running, and name its case; None if it is complete.
+
+    A session whose newest part is complete can lack a case that an interrupt of an earlier part cut short.
+    """
+    earlier = session.interrupted_before
     if session.status == "complete":
-        return None
+        if session.interrupted_case is None:
+            return None
+        missing = ", ".join([*earlier, session.interrupted_case])
+        were = "were" if earlier else "was"
+        return f"An earlier part of the session was interrupted: {missing} {were} not judged."
     lost = f": {session.interrupted_case} was not judged" if session.interrupted_case else ""
-    launches = len(session.interrupted_launches)
+    launches = sum(run.case.id not in earlier for run in session.interrupted_launches)
     if launches:
         lost += f" ({plural(launches, 'launch')} of it in results.json)"
+    if earlier:
+        lost += f", and neither was {', '.join(earlier)}"
     if session.status == "running":
         return f"The session is running, or was killed{lost}. Later cases are not measured."
     return f"The session was interrupted{lost}. Later cases were not measured."
@@ -457,7 +467,7 @@ def notes(result: Measurement) -> list[str]:
 
 
 def machine_notes(results: Iterable[Measurement]) -> list[str]:
-    """Return notes on facts about GPUs that could not be determined, each once. Dry runs are left out."""
+    """Return a note on each fact that could not be determined about a GPU. Dry runs are left out."""
     machines = [run.machine for result in results for run in result.runs if not run.dry]
     return list(dict.fromkeys(m.note for m in machines if m.device == "cuda" and m.note is not None))
 

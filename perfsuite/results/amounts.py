@@ -64,9 +64,9 @@ def _number(value: float, factor: float, digits: int) -> str:
 
 def rate(value: float) -> str:
     """Format a number to at least three digits, with commas for thousands: `0.123`, `12.3`, `1,234`."""
-    # pragma: no mutate 0 < to 0 <=: 0 reads the same in both forms
     # pragma: no mutate < 100 to <= 100: 100 reads the same in both forms
-    return f"{value:.3g}" if 0 < abs(value) < 100 else f"{value:,.0f}"
+    # pragma: no mutate < 100 to < 101: below 101 too, both forms read the same
+    return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
 
 
 def duration(seconds: float) -> str:

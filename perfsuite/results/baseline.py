@@ -41,7 +41,7 @@ class Acceptance(Data):
 
 
 class BaselineDocument(Document):
-    """A reference for later launches of a case, in the file `<folder>/<case id>.json`.
+    """Results with which later launches of a case are compared, in the file `<folder>/<case id>.json`.
 
     A file that perfsuite recorded has a digest, like a `Sealed` document. A reviewed file has none, because
     people may edit it and git shows the changes.

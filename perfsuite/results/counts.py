@@ -283,7 +283,7 @@ def inputs_in_words(inputs: Mapping[str, int]) -> str:
 
 
 def has_smaller_input(before: Counts, now: Counts) -> bool:
-    """Return whether the largest input has fewer elements than before. False if an input is unknown."""
+    """Return whether the largest input of `now` is smaller than that of `before`. False if one is unknown."""
     if before.inputs is None or now.inputs is None:
         return False
     return _largest(now.inputs) < _largest(before.inputs)

@@ -16,7 +16,7 @@ Parallelism = Literal["none", "replicated", "sharded", "within layers"]
 (`replicated`, as in DDP), also parameters (`sharded`, as in FSDP), or also activations within the layers
 (`within layers`, as in tensor parallelism)."""
 OF_OTHERS = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
-"""Collectives in which a rank sends the whole message except for one rank's part of it."""
+"""Collectives in which a rank sends (n - 1) / n of the whole message, where n is the number of ranks."""
 OF_ALL = frozenset({"broadcast", "reduce", "send"})
 """Collectives in which a rank sends the whole message. `all_reduce` is in neither set: a rank sends twice as
 much as in `OF_OTHERS`. All other collectives that are in neither set take no time: a barrier has no bytes,
@@ -100,7 +100,7 @@ class Roofline(Data):
 
     @property
     def is_bound(self) -> bool:
-        """Whether this minimum limits a step, rather than the time to launch its kernels."""
+        """Whether a step is limited by this minimum, and not by the time to launch the step's kernels."""
         return self.step_s >= LAUNCHES_S
 
     @property

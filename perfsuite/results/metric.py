@@ -54,13 +54,13 @@ class Metric:
     better: Literal["higher", "lower"]
     judged: Judged
     """`sequential`: judged with the statistics of several launches. `exact`: any change beyond the tolerance
-    counts, even in a single launch. `shown`: never judged."""
+    decides the outcome, even in a single launch. `shown`: never judged."""
     _: KW_ONLY
     judged_on_cpu: Judged | None = None
     """How the metric is judged on a machine without an accelerator. None: in the same way as `judged`."""
     tolerances: Mapping[Device, float] = field(default_factory=dict)
-    """Largest relative growth of the cost (see `cost`) that passes, by device. CPUs are noisier, so they need
-    a larger tolerance."""
+    """Largest relative growth of the cost (see `cost`) with which a check still passes, by device. CPUs are
+    noisier, so they need a larger tolerance."""
     heading: str = ""  #: The name used in tables; empty: `label`.
     across_ranks: Literal["max", "min", "sum", "mean"] = "max"
     """How the values of the ranks are combined into the value of a launch."""
@@ -94,7 +94,7 @@ class Metric:
         return self.judged_on_cpu or self.judged if device == "cpu" else self.judged
 
     def tolerance(self, device: str) -> float:
-        """Return the largest relative growth of the cost that passes on a device."""
+        """Return the largest relative growth of the cost with which a check on this device still passes."""
         return self.tolerances["cpu" if device == "cpu" else "cuda"]
 
     def cost(self, value: float) -> float:
@@ -225,7 +225,7 @@ def span_seconds(span: str) -> SpanSeconds:
 
 
 def span_metrics(launches: Iterable[Figures]) -> tuple[SpanSeconds, ...]:
-    """Return the metrics of the spans that any of these launches has.
+    """Return the metric of each span that occurs in at least one of these launches.
 
     The start-up as a whole has no metric, because its parts are judged. A cold start-up has no metric either,
     because only one launch of a session has a cold start-up.
@@ -243,9 +243,9 @@ TOKENS_PER_S_MEAN = replace(
     label="tokens/s with stalls",
     tolerances={"cpu": 0.20, "cuda": 0.05},
 )
-"""Based on the mean step time, in which rare long steps count. No other metric judges stalls. The mean is
-noisier than the median, so this tolerance is wider. Measures of the slowest steps (p95/p50) vary by more than
-the change to detect."""
+"""Based on the mean step time, because rare long steps raise the mean but not the median. No other metric
+judges stalls. The mean is noisier than the median, so this tolerance is wider. p95/p50 is not used, because
+it varies by more than the change that must be detected."""
 PEAK_MEMORY = Metric(
     "peak_memory_bytes",
     "peak memory",
@@ -332,7 +332,7 @@ def recorded() -> Recorded:
 
 
 def find_metric(name: str) -> Metric | None:
-    """Return the metric with this name; None if its package cannot be used.
+    """Return the metric with this name; None if no installed package has it.
 
     Raises `ExtensionError` if the metric cannot be used (see `recorded`).
     """
@@ -356,7 +356,7 @@ def _of_another_package(name: str) -> Metric | None:
 
 
 def usable_metric(name: str) -> Metric | None:
-    """Return the metric with this name; None if its package cannot be used or cannot be used."""
+    """Return the metric with this name; None if no installed package has it, or if it cannot be used."""
     try:
         return find_metric(name)
     except ExtensionError:
@@ -364,17 +364,17 @@ def usable_metric(name: str) -> Metric | None:
 
 
 def described(name: str) -> Metric:
-    """Return the metric with this name, or a placeholder if its package cannot be used."""
+    """Return the metric with this name, or a placeholder if it is not installed or cannot be used."""
     return usable_metric(name) or Metric(name, f"{name} (its package cannot be used)", "", "lower", "shown")
 
 
 def extra_metrics(launches: Iterable[Figures]) -> tuple[Metric, ...]:
-    """Return the metrics of other packages that any of these launches has, sorted by name."""
+    """Return other packages' metrics that have a value in at least one of these launches, sorted by name."""
     return tuple(map(described, sorted({name for figures in launches for name in figures.extra})))
 
 
 def metrics_of(launches: Iterable[Figures]) -> tuple[Metric, ...]:
-    """Return `GATED`, and all other metrics that any of these launches has."""
+    """Return `GATED`, and all other metrics that have a value in at least one of these launches."""
     launches = tuple(launches)
     measured = [
         metric

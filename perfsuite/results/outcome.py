@@ -56,7 +56,7 @@ BY_THE_MACHINE = "the code did not change, so the machine did"
 
 
 class AgainstReference(Data):
-    """The change of a metric relative to the session's reference: without the machine's own change."""
+    """The change of a metric relative to the session's reference, which excludes the machine's own change."""
 
     change: float  # estimated relative change of the figure
     interval: tuple[float, float]  # 99% interval of `change`, with the uncertainty of the reference
@@ -87,7 +87,7 @@ class Check(Data):
 
     @property
     def judged_change(self) -> float | None:
-        """The change to compare with `allowed`: the one against the reference if known, or `change`."""
+        """The change to compare with `allowed`: that of `against_reference` or, if it is None, `change`."""
         return self.change if self.against_reference is None else self.against_reference.change
 
     @property
@@ -167,7 +167,7 @@ class Verdict(Data):
     explained: str | None = None  # what the counts show as the cause: often the sentence of a finding
     profiled: Profiled | None = None  # explanation by profiles; None if no profile was taken
     failure: FailureKind | None = None
-    # Why the case failed, if no metric shows why, and why launches were set aside.
+    # Reasons for a failure that no metric shows, and reasons for setting launches aside.
     reasons: tuple[str, ...] = ()
     unhealthy_launches: tuple[int, ...] = ()  # numbers (from 1) of the launches that were set aside
     changed: tuple[str, ...] = ()  # other changes since the baseline: not judged, but possible causes

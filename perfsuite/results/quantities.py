@@ -323,6 +323,7 @@ _ANY_PEAK = _of_memory("peak of live tensors", attrgetter("peak"), "peak", FLOOR
 PEAK = replace(_ANY_PEAK, read=lambda counts: None if counts.kernels is None else _ANY_PEAK.read(counts))
 """The peak of compiled code depends on fusion, so it is unknown in a dry run."""
 SAVED = _of_memory("saved for backward", attrgetter("saved_for_backward"), "saved_for_backward", FLOOR)
+# pragma: no mutate "peak", 0 to "peak", -1: the allowed noise, at least 0, is then larger
 GROWTH = _of_memory("growth in a step", lambda memory: max(memory.growth, 0), "peak", 0)
 """Negative growth counts as 0, because it is not an improvement: a step that frees more than it allocates
 only frees what an earlier step kept too long. Growth has no floor, because it adds up over thousands of
@@ -463,7 +464,7 @@ def _of_span(counts: Counts, name: str) -> Counts | None:
 
 
 def _differing(first: Counts, second: Counts) -> Iterator[Change]:
-    """Yield the changes beyond what is allowed, except those of quantities that one side does not know."""
+    """Yield the changes beyond what is allowed, except those of quantities that are unknown on one side."""
     for quantity in quantities((first, second)):
         if quantity.value(first) is None or quantity.value(second) is None:
             continue

@@ -116,7 +116,8 @@ START_UP = "start-up"
 """Span from the start of a process to the end of its first step. Its parts have names such as `start-up:
 imports`."""
 COLD = "cold "
-"""Prefix of a start-up's name if a graph was compiled in it. Later launches find this graph in a cache."""
+"""Prefix of a start-up's name if a graph was compiled during the start-up. Later launches find this graph in
+a cache."""
 
 
 START_UPS = frozenset({START_UP, f"{COLD}{START_UP}"})
@@ -131,8 +132,8 @@ def is_of_start_up(name: str) -> bool:
 class SpanTimes(Data):
     """The times that the training thread of one rank spent in a span that is not a step."""
 
-    # Duration of each occurrence, in order. If an occurrence left work to other threads, each later wait for
-    # this work is an entry of its own.
+    # Duration of each occurrence, in order. If an occurrence handed work over to other threads, each later
+    # wait for this work is an entry of its own.
     seconds: tuple[float, ...]
     # Number of completed steps at the beginning of each entry of `seconds`; empty: before the first step.
     steps: tuple[int, ...] = ()
@@ -174,6 +175,7 @@ class RankReport(Sealed):
     cpu_s: tuple[float, ...] = ()  # CPU seconds of all threads in each step; empty with a simulated clock
     # Host seconds that the training thread waited for batches in each step; empty if no loader was detected.
     data_wait_s: tuple[float, ...] = ()
+    data_wait_is_unknown: bool = False  # whether the training might have waited for batches of other threads
     gc_s: tuple[float, ...] = ()  # seconds of Python's garbage collector in each step; empty: unknown
     # Bytes in use of each kind of memory, by number of completed steps.
     levels: dict[str, dict[int, int]] = Field(default_factory=dict)
@@ -191,6 +193,9 @@ class RankReport(Sealed):
     # The same time according to the kernel's uptime, whose resolution is 0.01 s. None: unknown.
     uptime_s: float | None = None
     loss: tuple[float, ...] = ()
+    loss_is_unknown: bool = (
+        False  # whether `loss` is empty because a loss scaler is not known. A note says why
+    )
     own_tokens_per_s: float | None = None  # of all ranks, reported by the framework; None: not reported
     memory: Memory | None = None
     flops: Flops | None = None

@@ -44,7 +44,7 @@ class DeviceHealth(Data):
     power_w: float | None = None  # mean of the samples
     energy_j: float | None = None  # energy in joules over `Health.seconds`
     temperature_c: float | None = None  # highest sample
-    throttled: dict[str, float] | None = None  # share of samples, 0 to 1, by NVML's name of the reason
+    throttled: dict[str, float] | None = None  # share of samples, 0 to 1, with each reason for a low clock
     # Maximum memory that other processes held; also None if it cannot be distinguished from the job's memory.
     foreign_memory_bytes: int | None = None
     # Maximum memory in use beyond `held_before_bytes`: the allocator, NCCL, the CUDA context and libraries.
@@ -88,7 +88,7 @@ SlopeUnit = Literal["bytes", "s"]
 
 
 def timed_span(figure: str) -> str | None:
-    """Return the span that the named figure times; None if the figure is not the time of a span."""
+    """Return the span whose time is the figure of this name; None if the figure is not a span's time."""
     return figure.removeprefix(SECONDS_OF) if figure.startswith(SECONDS_OF) else None
 
 

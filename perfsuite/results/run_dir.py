@@ -98,7 +98,7 @@ class RunDir:
     """Empty file that the rank with the highest number writes before it injects a fault that ends the
     launch."""
     training = Numbered("training-{}")
-    """Lists the processes that trained as that rank (`worker.script.script_rank`). The rank's agent creates
+    """Lists the processes that trained as one rank (`worker.script.script_rank`). The rank's agent creates
     the file empty."""
     flight_recorder = Below("nccl-flight-recorder-rank-")
     """Prefix of the files into which torch's watchdog writes recent NCCL calls. The rank's number

@@ -156,14 +156,14 @@ class ArmFacts(Data):
 
 
 class Canary(Data):
-    """A case on which a session also launches its reference.
+    """A case that a session also launches with its reference.
 
-    The reference shows how fast the machine is or, if the case looked slower, how fast the case is tonight.
+    These launches show how fast the machine is or, if the case looked slower, how fast the case is tonight.
     """
 
     case_id: str
     baseline_file: str
-    runs: tuple[Run, ...] = ()  # the launches of the reference, in order
+    runs: tuple[Run, ...] = ()  # the launches with the reference, in order
     # Whether the case was chosen only because it looked slower. Its launches then say nothing about other
     # cases.
     looked_slower: bool = False
@@ -190,7 +190,7 @@ class MachineChange(Data):
 
 
 class SessionReference(Data):
-    """The reference of a session: the environment and commit of the baselines, launched on a few cases."""
+    """The reference of a session, which is the environment and commit of the baselines, and its results."""
 
     arm: ArmFacts
     canaries: tuple[Canary, ...] = ()
@@ -232,11 +232,15 @@ class Preflight(Data):
 
 
 class Skipped(Data):
-    """A case that this machine cannot run, that the budget did not reach, or that its own test skipped."""
+    """A case that this machine cannot run, that the budget did not reach, or that its own test skipped.
+
+    It can also be a file of cases that skipped itself when it was imported. The number of its cases is
+    unknown, so it counts as one case.
+    """
 
     nodeid: str
-    case_id: str
-    framework: str
+    case_id: str  # of a file: its path
+    framework: str  # of a file: empty
     reason: str
     not_reached: bool = False  # whether the budget did not reach it; it then counts as not judged
     by_test: bool = False  # whether its own test skipped it; it then counts as not judged
@@ -300,8 +304,10 @@ class SessionFile(Sealed):
     unclaimed: tuple[str, ...] = ()  # reviewed baselines that belong to no case of a nightly run, and why
     waivers: tuple[str, ...] = ()  # remarks on waivers that match nothing or are not needed
     judge_changes: JudgeChanges | None = None  # None if there was no commit to compare with
-    interrupted_case: str | None = None  # the case that an interrupt cut short
-    interrupted_launches: tuple[Run, ...] = ()  # launches of that case that had ended by then
+    interrupted_case: str | None = None  # the newest case that was interrupted and has no result yet
+    # Such cases of earlier parts, if the session was interrupted several times, oldest first.
+    interrupted_before: tuple[str, ...] = ()
+    interrupted_launches: tuple[Run, ...] = ()  # launches of these cases that had ended by then
 
     @property
     def not_compared(self) -> tuple[CaseChange, ...]:

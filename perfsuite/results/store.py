@@ -10,7 +10,7 @@ Only the classes in this module and the modules named below know the names of di
     .perfsuite/runs/<session>/results.json                  a session's `SessionFile`
     .perfsuite/runs/<session>/preflight-N/                  the files of a preflight (`RunDir`)
     .perfsuite/runs/<session>/<case id>/launch-N/           the files of a launch (`RunDir`)
-    .perfsuite/runs/<session>/reference/<case id>/launch-N/ the same, for a launch of the session's reference
+    .perfsuite/runs/<session>/reference/<case id>/launch-N/ the files of a launch with the reference
     .perfsuite/runs/<session>/<case id>/profile/            the files of a launch for a profile
     .perfsuite/runs/<session>/<case id>/prediction/         the files of a dry run that predicts the speed
     .perfsuite/runs/<session>/<case id>/compile-caches/     caches of inductor and Triton, for one case
@@ -61,7 +61,7 @@ FoundBaseline = Found[Baseline]
 
 
 def digest_of(baselines: Iterable[Found[Any] | None]) -> str | None:
-    """Return a digest of the content of these baselines, without those that are None; None if all are."""
+    """Return a digest of the content of these baselines. None values are ignored; None if all are None."""
     contents = [documents.plain(found.baseline) for found in baselines if found is not None]
     return documents.digest(contents) if contents else None
 
@@ -204,7 +204,7 @@ class SessionDir:
         return self.path / (f"{case_id}.{repetition + 1}" if repetition else case_id)
 
     def reference(self, case_id: str) -> Path:
-        """Return the directory of the launches in which the session's reference ran this case."""
+        """Return the directory of the launches of a case with the session's reference."""
         return self.path / "reference" / case_id
 
     def new_case(self, case_id: str) -> Path:

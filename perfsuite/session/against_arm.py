@@ -1,7 +1,7 @@
 """Compare arm A with arm B, which might be slower. Neither arm needs a baseline, and no baseline is written.
 
-AgainstArm   compares times. Launches the arms alternately (A B, B A, ...) until `judge_pairs` has decided.
-ByCounts     compares the counts of a step, which have no noise. Launches each arm once.
+AgainstArm   compares times. It launches the arms alternately (A B, B A, ...) until `judge_pairs` has decided.
+ByCounts     compares the counts of a step, which have no noise. It launches each arm once.
 ByDryRuns    compares the counts of a step in one dry run of each arm, which needs no hardware.
 """
 
@@ -64,6 +64,8 @@ COPIES = (
     "{} was installed from this repository without -e, so an arm might have run this copy instead of the "
     "code of its commit or of the working tree: install it with pip install -e, and compare again"
 )
+ORIGIN = {"pkg_resources": " (pkg_resources is a part of older releases of setuptools, such as 80.9.0)"}
+"""Where a module comes from, if its name is not that of its package."""
 FAILED_IMPORT = re.compile(r"(?:cannot import name '[^']*' from|No module named) '([^'.]+)")
 """Matches the message of a failed import. The group is the package from which something was imported."""
 
@@ -128,7 +130,7 @@ class TwoArms(Mode):
         return self.options.inject is None and first.acts_as(second)
 
     def _ran_the_same(self, a: Run, b: Run) -> bool:
-        """Return whether the arms ran the same code in the same environment, although their words differ.
+        """Return whether differently written arms ran the same code in the same environment.
 
         False if the user gave the arms different variables, because perfsuite does not record all variables.
         """
@@ -199,7 +201,10 @@ class AgainstArm(TwoArms):
         )
 
     def _tolerance(self) -> float | None:
-        """Return the tolerance for `metric`, or for tokens/s without one. None: the usual tolerance."""
+        """Return the tolerance for `metric`. If `metric` is None, return the tolerance for tokens/s.
+
+        A result of None means the usual tolerance.
+        """
         is_of_speed = self.metric in (None, TOKENS_PER_S.name)
         return self.options.policy.tolerance if self.tolerance is None and is_of_speed else self.tolerance
 
@@ -231,6 +236,14 @@ class ByCounts(TwoArms):
     known_a: Run | None = None  # the run of arm A, if arm A has already run
     metric: str | None = None  # the only count that matters (`Finding.name`); None: all counts
     launch_once: Callable[..., Run] = launch_once  # how a case is launched
+
+    def refused(self, task: Task) -> None:
+        """Raise `CaseError` if launches of the case have no step that can be counted."""
+        super().refused(task)
+        if not self.dry and task.case.max_warmup_steps < COUNTED_STEP:
+            given = f"{task.case.id}: max_warmup_steps={task.case.max_warmup_steps}"
+            needed = f"Give {COUNTED_STEP} or more"
+            raise CaseError(f"{given} leaves no step to count before the measured steps. {needed}")
 
     def judge(self, task: Task, launches: Launches) -> Trial:
         """Run a case in both arms, and judge the counts of arm B against the counts of arm A."""
@@ -375,7 +388,7 @@ def _import_advice(arm: str, message: str) -> str:
     return (
         f"{arm} names only some packages and takes all others from your environment, and an import from "
         f"{package} failed. If {package}, or the package that imports it (see the traceback), does not fit "
-        f"the releases of {arm}, add a fitting release of this package to {arm}"
+        f"the releases of {arm}, add a fitting release of this package to {arm}{ORIGIN.get(package, '')}"
     )
 
 
@@ -393,9 +406,9 @@ def resolved(
 ) -> tuple[Arm, ...]:
     """Resolve both arms. `arms` has the option and its value for each arm.
 
-    `consent` is called once, with the downloads for both arms. `driver` is the version of the GPU driver that
-    launches will use, or None if nothing is launched on a GPU. Without `installs`, no package is installed.
-    Raises `CaseError` or `GitError` if an arm cannot be resolved.
+    `consent` is called once, with the downloads for both arms. `driver` is the version of the GPU driver on
+    the machine of the launches, or None if nothing is launched on a GPU. Without `installs`, no package is
+    installed. Raises `CaseError` or `GitError` if an arm cannot be resolved.
     """
     root = options.root
     store = options.store

@@ -68,7 +68,7 @@ class AgainstBaseline(Mode):
             baseline=stored.baseline if stored else None,
             counts=counts.baseline if counts else None,
             noise=self.noise(task.machine.hardware_class),
-            policy=options.policy,
+            policy=replace(options.policy, waives=task.waives),
             tonight=self._tonight(task),
         )
         runs = launches.runs
@@ -96,14 +96,20 @@ class AgainstBaseline(Mode):
         )
 
     def _tonight(self, task: Task) -> Tonight | None:
-        """Launch the session's reference if it is due, and return its launches so far."""
+        """Launch canaries with the session's reference if that is due.
+
+        Return all launches with the reference so far.
+        """
         if self.reference is None:
             return None
         self.reference.keep_up(SessionDir(task.directory.parent))
         return self.reference.tonight(task.machine.hardware_class)
 
     def _confirming(self, task: Task, launches: int) -> Tonight | None:
-        """Launch the session's reference on a case that looks slower, and return its launches so far."""
+        """Launch a case with the session's reference, because the case looks slower.
+
+        Return all launches with the reference so far.
+        """
         assert self.reference is not None
         # If the allocation ends here, the case keeps its verdict, and the next launch ends the session.
         with suppress(AllocationOverError):

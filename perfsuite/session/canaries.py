@@ -1,6 +1,6 @@
-"""Choose the canaries, which are the cases on which a session launches its reference. Pure.
+"""Choose the canaries, which are the cases that a session also launches with its reference. Pure.
 
-Also decide when the reference is launched again.
+Also decide when a canary is launched with the reference again.
 """
 
 from collections import Counter
@@ -48,10 +48,11 @@ class Candidate:
 
 
 def is_due(canaries: int, made: int, launches: int) -> bool:
-    """Return whether another launch of the reference is due after `launches` launches of the session's cases.
+    """Return whether another launch with the reference is due.
 
-    `made` is the number of launches of the reference so far. The reference is launched once on each canary
-    before the first case is judged, because that case is also judged against the reference.
+    `launches` is the number of launches of the session's cases so far, and `made` is the number of launches
+    with the reference so far. Each canary is launched once with the reference before the first case is
+    judged, because the first case is also judged against the reference.
     """
     return made < canaries or made < int(EXTRA * launches)
 

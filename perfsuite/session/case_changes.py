@@ -1,4 +1,4 @@
-"""Find the cases of arm A that arm B has deleted, changed, deselected or given other marks.
+"""Find the cases of arm A that arm B has deleted, changed or deselected, or that have other marks in arm B.
 
 Both arms of a comparison run the cases of the working tree. If an arm is a commit, its own files can define
 different cases. pytest therefore collects the cases of each arm with the code and the interpreter of that
@@ -39,7 +39,7 @@ class Selection:
     """The tests that the user wants to compare."""
 
     paths: Sequence[Path] = ()  # empty: whatever pytest collects by default
-    # Names of the tests selected by node id, by file. No other tests of these files were selected.
+    # File -> names of the tests that were selected by node id. No other tests of the file were selected.
     names: Mapping[Path, Sequence[str]] = field(default_factory=dict)
     words: Sequence[str] = ()  # pytest options that select among these tests: `-k`, `-m`
     asked: bool = True  # whether all of these tests were requested; False if only certain case ids were
@@ -115,7 +115,10 @@ def _tests_of(arm: Arm, selection: Selection, store: Path) -> tuple[CollectedTes
 
 
 def _is_asked(test: CollectedTest, names: Mapping[Path, Sequence[str]]) -> bool:
-    """Return whether a test was selected. It was not if node ids select only other tests of its file."""
+    """Return whether a test was selected.
+
+    If node ids select tests of its file, only these tests were selected. Otherwise, the whole file was.
+    """
     file, _, name = test.nodeid.partition("::")
     parts = PurePosixPath(file).parts
     asked = [

@@ -27,8 +27,8 @@ class Comparison:
     """A comparison of two arms, as the user asked for it."""
 
     way: Way
-    against: str  # the words of arm A
-    arm: str  # the words of arm B
+    against: str  # arm A, as the user wrote it
+    arm: str  # arm B, as the user wrote it
     options: Options
     progress: Progress
     launcher: Launcher

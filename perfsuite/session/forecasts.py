@@ -17,7 +17,7 @@ class Forecasts:
     """The predictions and measurements of cases on one kind of GPU, from the newest sessions of a store."""
 
     def __init__(self, files: Sequence[Path], device_name: str) -> None:
-        self._expected: dict[str, Expected] = {}  # by case id, like the next two
+        self._expected: dict[str, Expected] = {}  # by case id, like the next two attributes
         self._tokens_per_s: dict[str, float] = {}
         self._open: dict[str, Forecast] = {}  # newest forecasts of cases that were not measured afterwards
         self.checked: list[bool] = []  # for each checked forecast, whether its interval was right
@@ -58,7 +58,7 @@ class Forecasts:
         return self._open.get(case_id)
 
     def added(self, facts: DryFacts, case_id: str) -> DryFacts:
-        """Add a forecast to the predictions of a case's dry run, or the reason why there is no forecast.
+        """Add a forecast, or the reason why there is none, to the predictions of a case's dry run.
 
         If no case was both predicted and measured, the predictions are returned unchanged.
         """
@@ -69,7 +69,9 @@ class Forecasts:
         speed = self._tokens_per_s.get(case_id)
         if speed is not None:
             share = step.share(speed)
-            measured = f"a step took {duration(step.tokens / speed)}, {share:.0%} of the expected speed"
+            measured = (
+                f"a step took {duration(step.tokens / speed)}, which is {share:.0%} of the expected speed"
+            )
             return facts.replace(no_forecast=f"the case was already measured: {measured}")
         try:
             made = forecast(step, cases)

@@ -22,7 +22,7 @@ def run(module: str, *arguments: str) -> int:
 
 
 def refused(*arguments: str) -> str | None:
-    """Return why pytest would measure nothing with these arguments, or None. pytest only collects here."""
+    """Return why pytest would measure nothing with these arguments, or None. No test is run."""
     done = captured([sys.executable, "-m", "pytest", *arguments, "--collect-only", "--quiet"])
     if done.returncode == 0:
         return None

@@ -21,7 +21,7 @@ UNKNOWN = (
 
 
 def judge_changes(options: Options, arms: Sequence[Arm]) -> JudgeChanges | None:
-    """Return the changes to this branch's checks since the base; None if there is no base (nightly runs).
+    """Return the changes to this branch's checks since the base; None without a base, as in nightly runs.
 
     In a comparison, the base is the commit at which the branch diverged from arm A, because later changes on
     arm A are not changes of this branch. In the job of a pull request, the base is the commit that the pull
@@ -72,9 +72,10 @@ def _since(base: str, options: Options) -> list[str]:
 
 
 def _linked(top: Path, listed: str, places: Places) -> frozenset[str]:
-    """Return the targets of those links in the repository that have the name of a file that affects verdicts.
+    """Return the targets of links in the repository.
 
-    Targets are relative to `top`. Targets outside of `top` are left out.
+    A link is left out if a file of its name cannot affect verdicts. Targets are relative to `top`. Targets
+    outside of `top` are left out.
     """
     entries = (entry.partition("\t") for entry in git("ls-files", "--stage", "-z", cwd=top).split("\0"))
     names = {name for mode, _, name in entries if mode.startswith("120000 ")} | {*listed.split("\0")}

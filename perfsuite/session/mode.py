@@ -1,7 +1,7 @@
 """The interface of a session's modes. The modes are in `against_baseline`, `against_arm` and `dry`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -14,7 +14,7 @@ from perfsuite.launch.arm import Arm
 from perfsuite.results import count_baseline
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.dry_facts import DryFacts
-from perfsuite.results.outcome import Excuse, Verdict
+from perfsuite.results.outcome import Check, Excuse, Verdict
 from perfsuite.results.profile import TakenProfile
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionReference
@@ -22,21 +22,24 @@ from perfsuite.results.store import BaselineStore
 from perfsuite.session.setup import Options, Setup
 from perfsuite.verdict.evidence import counted
 from perfsuite.verdict.overall import excuse
+from perfsuite.verdict.policy import waives_nothing
 from perfsuite.verdict.profiled import explained
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A case to measure, the machine to measure it on, and the directory for its launches."""
+    """A case to measure, the machine to measure it on, the directory for its launches, and its waivers."""
 
     case: Case
     machine: Machine
     directory: Path
+    # Whether waivers cover every regression among the checks of the case.
+    waives: Callable[[Sequence[Check]], bool] = waives_nothing
 
 
 @dataclass
 class Launches:
-    """The launches of a case so far. A mode adds each launch when it ends, so an interrupt loses none."""
+    """The launches of a case so far. A mode adds each launch that ends, so an interrupt loses no launch."""
 
     runs: list[Run] = field(default_factory=list)
     before: list[Run] = field(default_factory=list)  # arm A's runs in a comparison; `runs` has arm B's
@@ -59,7 +62,7 @@ class Trial:
     verdict: Verdict
     runs: tuple[Run, ...] = ()
     before: tuple[Run, ...] = ()  # arm A's runs in a comparison; `runs` has arm B's
-    # File of the baseline of times that judged the case, or of the baseline that its launches become.
+    # File of the baseline of times with which the case was compared, or which its launches become.
     baseline_file: Path | None = None
     judged_by: str | None = None  # digest of the baselines that the case was judged against
     excused: Excuse | None = None  # why the failure of the case is excused; None: it is not
@@ -152,6 +155,12 @@ class Mode(ABC):
         """Return the path of the reviewed baseline of a case, whether or not it exists."""
         machine = self.setup.host.machine_for(case)
         return self.baselines.reviewed_file(machine.hardware_class, case.id)
+
+    def reviewed_files(self, case: Case) -> tuple[Path, ...]:
+        """Return the paths of all reviewed baselines that would judge a case, whether or not they exist."""
+        target = count_baseline.target_of(self.setup.host.machine_for(case), dry=self.dry)
+        counts = self.baselines.counts.reviewed_file(target, case.id)
+        return tuple(dict.fromkeys([self.reviewed_file(case), counts]))  # a dry run is judged by counts only
 
 
 def excuse_for(

@@ -138,7 +138,7 @@ _REPORT_FILES = {
     "results.json": (b'"perfsuite"',),
     "results-*.json": (b'"perfsuite"',),
 }
-"""Texts by file of a report. One of a file's texts is near its beginning if perfsuite wrote the file."""
+"""File of a report -> texts. If perfsuite wrote the file, it has one of these texts near its beginning."""
 _BEGINNING = 1_000_000  # number of bytes
 
 
@@ -377,8 +377,8 @@ OPTIONS = (
     Option(
         name="reference",
         metavar="ARM",
-        help="also launch ARM, the environment and commit of the baselines, on a few cases, to "
-        "distinguish changes of the machine from changes of the code. ARM is written as for --perf-against",
+        help="also launch a few cases with ARM, the environment and commit of the baselines, to distinguish "
+        "changes of the machine from changes of the code. ARM is written as for --perf-against",
         page="See [A reference](verdicts.md#a-reference)",
     ),
     Option(
@@ -386,7 +386,8 @@ OPTIONS = (
         metavar="CASES",
         parse=canaries,
         default=str(CANARIES),
-        help="cases on which the reference is launched: their number, or their ids, separated by commas",
+        help="cases that are also launched with the reference: their number, or their ids, separated by "
+        "commas",
     ),
     Option(
         name="dry",

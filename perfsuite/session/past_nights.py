@@ -1,6 +1,6 @@
 """Find past sessions that launched the code of the baselines. They are also used to estimate the noise.
 
-There are two kinds: sessions in which nothing changed, and launches of a session's reference.
+There are two kinds: sessions in which nothing changed, and launches that a session made with its reference.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,8 +17,8 @@ from perfsuite.verdict.noise import ClassNoise, class_noise
 from perfsuite.verdict.tonight import other_than_baseline
 from perfsuite.verdict.unchanged import changes
 
-DAYS_READ = 30  # only sessions of this many of the newest days in the store are read
-SESSIONS_READ = 60  # and of these sessions, only this many of the newest
+DAYS_READ = 30  # number of days in the store, the newest first, whose sessions are read
+SESSIONS_READ = 60  # maximum number of sessions of these days that are read, the newest first
 DAY = 8  # number of characters of a session's name that give its day, as in `20261130-133615-630174`
 
 
@@ -31,17 +31,17 @@ def noise_of_class(hardware_class: str, baselines: BaselineStore, store: Store) 
 def nights_of(baselines: Sequence[Baseline], files: Sequence[Path]) -> list[Baseline]:
     """Return the launches of past sessions that ran the code of these baselines, as one baseline per case.
 
-    All sessions of a day count as one session, because sessions that follow each other differ less than those
-    of different nights. `files` are the results of all past sessions, oldest first. Sessions whose launches
-    are part of a baseline are left out. A case is left out if only one day has such launches, because one day
-    shows nothing about the noise between sessions.
+    All sessions of a day count as one session, because sessions that follow each other differ less than
+    sessions of different nights. `files` are the results of all past sessions, oldest first. Sessions whose
+    launches are part of a baseline are left out. A case is left out if only one day has such launches,
+    because one day shows nothing about the noise between sessions.
     """
     by_case = {stored.case.id: stored for stored in baselines}
     days = sorted({_day(file) for file in files})[-DAYS_READ:]
     newest = [file for file in files if _day(file) in days][-SESSIONS_READ:]
     runs: dict[str, dict[str, list[Run]]] = {}  # id of a case -> day -> launches
     for file in newest:
-        session = documents.read_or_none(file, SessionFile)  # it can be of another version, or cut off
+        session = documents.read_or_none(file, SessionFile)  # the file can be of another version, or cut off
         for case_id, launches in () if session is None else _unchanged(session, by_case):
             if file.parent.name not in {launch.session for launch in by_case[case_id].launches}:
                 runs.setdefault(case_id, {}).setdefault(_day(file), []).extend(launches)
@@ -93,7 +93,7 @@ def _did_nothing_change(result: Measurement, stored: Baseline) -> bool:
 
 
 def _is_reference(run: Run, canary: Canary, stored: Baseline, commit: str | None) -> bool:
-    """Return whether a launch of a reference shows the speed of the baseline's code."""
+    """Return whether a launch with a reference shows the speed of the baseline's code."""
     if canary.unused is not None or run.failure is not None or launch_problems(run, stored):
         return False
     measured = None if stored.accepted is None else stored.accepted.measured

@@ -142,7 +142,7 @@ class Budget:
         return self.has_time_for(case, 1)
 
     def note(self, case: Case, longest_s: float) -> None:
-        """Note how long the longest launch of a case took, because the machine can be slower than before."""
+        """Note how long the longest launch of a case took, as the machine can be slower than in the past."""
         self.measured_s[case.id] = longest_s
 
     def has_time_for(self, case: Case, launches: int) -> bool:

@@ -172,7 +172,8 @@ def _costs(changes: Sequence[_Change]) -> list[Cost | None]:
 def _cost(change: _Change, alone_s: float | None) -> Cost | None:
     """Return the price of a change: from a replay if that is possible, and otherwise the naive price.
 
-    Returns None if the change is not one of collectives, has no naive price, and has no log to replay.
+    Returns None if nothing can be priced: the change is not about collectives, has no naive price, and has no
+    log to replay.
     """
     try:
         if change.collective is not None:

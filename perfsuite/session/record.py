@@ -1,5 +1,6 @@
 """The record of a session: its results so far, and the file that contains them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from functools import cached_property
@@ -10,6 +11,8 @@ from perfsuite.analysis.health import all_shared
 from perfsuite.case.case import Case
 from perfsuite.inputs import git
 from perfsuite.results import environment, waivers
+from perfsuite.results.outcome import Check
+from perfsuite.results.run import Run
 from perfsuite.results.session_file import (
     ArmFacts,
     CaseChange,
@@ -30,7 +33,7 @@ from perfsuite.session.mode import Launches, Mode, Trial
 from perfsuite.session.option_table import of_verdicts
 from perfsuite.session.setup import Options
 from perfsuite.session.tally import Tally
-from perfsuite.verdict.waivers import remarks, waive
+from perfsuite.verdict.waivers import are_waived, remarks, waive
 
 
 @dataclass
@@ -53,6 +56,9 @@ class Record:
     unclaimed: tuple[str, ...] = ()  # reviewed baselines that belong to no case, each with the reason
     # Baselines whose cases the -m in pytest's settings deselects, each with the reason.
     deselected: tuple[str, ...] = ()
+    # Launches of the cases that interrupts of earlier parts cut short, by case id, oldest first. A case is
+    # removed when it has a result.
+    _interrupted: dict[str, tuple[Run, ...]] = field(default_factory=dict)
     # Results of earlier parts that are still in `results`, by test and case.
     _earlier: dict[tuple[str, str], Measurement] = field(default_factory=dict)
     _unsaved: str | None = None  # why `results.json` could not be written the last time; None: it was written
@@ -115,13 +121,30 @@ class Record:
         """Read the conditions of the verdicts now, because the files can change during the session."""
         _ = self.revision, self.conditions, self.judge_changes
 
+    @property
+    def interrupted(self) -> dict[str, tuple[Run, ...]]:
+        """Launches of the cases that interrupts cut short, by case id, oldest first.
+
+        After an interrupt of this part, the running case is the newest of them.
+        """
+        if self.running is None:
+            return self._interrupted
+        earlier = {case_id: runs for case_id, runs in self._interrupted.items() if case_id != self.running}
+        return {**earlier, self.running: tuple(self.launches.all)}
+
     def go_on(self, directory: SessionDir, earlier: SessionFile) -> None:
-        """Continue an earlier session in its directory."""
+        """Continue an earlier session in its directory, with the waivers of today."""
         self.directory = directory
         self.earlier = earlier
-        self.results = [*earlier.results]
-        self.skipped = [*earlier.skipped]
-        self._earlier = {(result.nodeid, result.case_id): result for result in earlier.results}
+        self.results = [self._excused(result) for result in earlier.results]
+        now = [skip for skip in self.skipped if skip not in earlier.skipped]  # files, during collection
+        self.skipped = [*earlier.skipped, *now]
+        case_ids = [*earlier.interrupted_before, *filter(None, [earlier.interrupted_case])]
+        launches = earlier.interrupted_launches
+        self._interrupted = {
+            case_id: tuple(run for run in launches if run.case.id == case_id) for case_id in case_ids
+        }
+        self._earlier = {(result.nodeid, result.case_id): result for result in self.results}
 
     def earlier_result(self, case: Case, nodeid: str) -> Measurement | None:
         """Return the result of a case from an earlier part of the session; None if it must be measured."""
@@ -157,19 +180,31 @@ class Record:
             excused=trial.excused,
             shared=all_shared(trial.verdict, trial.runs),
         )
-        is_waived, sentences = waive(result, self.waivers, self.today)
-        result = result.replace(excused="waived" if is_waived else result.excused, waivers=sentences)
-        result = result.replace(shadow=self.options.shadow and self.options.fails_session(result))
+        result = self._excused(result)
         self.keep(result)
         return result
+
+    def waives(self, case: Case, checks: Sequence[Check]) -> bool:
+        """Return whether the waivers cover every regression among these checks of a case."""
+        return are_waived(checks, case, self.waivers, self.today)
+
+    def _excused(self, result: Measurement) -> Measurement:
+        """Apply the waivers of today and shadow mode to a result."""
+        is_waived, sentences = waive(result, self.waivers, self.today, self.options.strict)
+        other = None if result.excused == "waived" else result.excused  # the waiver might have ended
+        result = result.replace(excused="waived" if is_waived else other, waivers=sentences)
+        return result.replace(shadow=self.options.shadow and self.options.fails_session(result))
 
     def keep(self, result: Measurement) -> None:
         """Keep and save a result. It replaces the case's result from an earlier part of this session."""
         key = (result.nodeid, result.case_id)
         replaced = self._earlier.pop(key, None)
         self.results = [*(kept for kept in self.results if kept is not replaced), result]
-        self.skipped = [skip for skip in self.skipped if (skip.nodeid, skip.case_id) != key]
+        file = result.nodeid.partition("::")[0]  # if an earlier part skipped it, it has not been skipped now
+        replaced_skips = (key, (file, file))
+        self.skipped = [skip for skip in self.skipped if (skip.nodeid, skip.case_id) not in replaced_skips]
         self.measured += 1
+        self._interrupted.pop(result.case_id, None)
         if self.running == result.case_id:
             self.running = None
         self.save()
@@ -184,7 +219,13 @@ class Record:
     ) -> None:
         """Record a skipped case: this machine cannot run it, the budget is used up, or its test skips it."""
         names = {"nodeid": nodeid, "case_id": case.id, "framework": case.framework.name}
-        skip = Skipped(**names, reason=reason, not_reached=not_reached, by_test=by_test)
+        self._skip(Skipped(**names, reason=reason, not_reached=not_reached, by_test=by_test))
+
+    def skip_file(self, path: str, reason: str) -> None:
+        """Record a file of cases that skipped itself. Its cases are unknown, and none of them is judged."""
+        self._skip(Skipped(nodeid=path, case_id=path, framework="", reason=reason, by_test=True))
+
+    def _skip(self, skip: Skipped) -> None:
         if skip not in self.skipped:  # an earlier part of this session might have skipped it
             self.skipped.append(skip)
 
@@ -207,6 +248,8 @@ class Record:
     def session_file(self, status: Status) -> SessionFile:
         """Return the content of `results.json`: the results of all parts of the session."""
         earlier = self.earlier
+        interrupted = self.interrupted
+        case_ids = [*interrupted]
         part = PytestRun(started_at=self.started_at, status=status, cases=self.measured)
         return SessionFile(
             perfsuite=__version__,
@@ -228,8 +271,9 @@ class Record:
             unclaimed=self.unclaimed,
             waivers=self.remarks,
             judge_changes=self.judge_changes,
-            interrupted_case=self.running,
-            interrupted_launches=tuple(self.launches.all) if self.running is not None else (),
+            interrupted_case=case_ids[-1] if case_ids else None,
+            interrupted_before=tuple(case_ids[:-1]),
+            interrupted_launches=tuple(run for runs in interrupted.values() for run in runs),
         )
 
     @property

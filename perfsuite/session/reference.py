@@ -1,9 +1,10 @@
-"""Launch the reference of a session on a few cases, which are called canaries.
+"""Launch a few cases of a session with its reference. These cases are called canaries.
 
 The reference is the environment and the commit of the reviewed baselines. Its code is unchanged, so if its
-speed changes, the machine is the cause. If a case looks slower than the reference, the reference is also
-launched on this case. This shows whether something other than its code makes only this case slow tonight. If
-the reference cannot be launched or used, the reason is reported, and the session continues without it.
+speed changes, the machine is the cause. If a case looks slower than the reference, this case is also launched
+with the reference. The additional launches show whether something other than the code makes only this case
+slow tonight. If the reference cannot be installed or used, the reason is reported, and the session continues
+without a reference.
 """
 
 from collections import Counter
@@ -35,7 +36,7 @@ from perfsuite.verdict.tonight import (
     other_than_baseline,
 )
 
-NOT_RESOLVED = "the reference cannot be launched, so cases are judged without it: {why}"
+NOT_RESOLVED = "no case can be launched with the reference, so cases are judged without it: {why}"
 NO_CANARY = (
     "no selected case has a baseline on this machine, so the reference has nothing to be compared with, and "
     "cases are judged without it: accept a baseline first"
@@ -45,8 +46,8 @@ NOT_A_CANARY = (
     "machine: name such cases, or give the number of canaries"
 )
 OF_OTHER_CLASSES = (
-    "the reference is launched only on {largest}, which has the most cases. Cases on {others} are judged "
-    "without it, unless --perf-canaries names some of them"
+    "cases are launched with the reference only on {largest}, which has the most cases. Cases on {others} "
+    "are judged without it, unless --perf-canaries names some of them"
 )
 UNKNOWN_SHIFT = (
     "it is unknown how much a case varies within a session, so cases are judged without the reference: give "
@@ -56,7 +57,7 @@ UNKNOWN_SHIFT = (
 
 @dataclass
 class LaunchedCanary:
-    """A canary, and the launches of the reference on it."""
+    """A canary, and its launches with the reference."""
 
     candidate: Candidate
     machine: Machine
@@ -77,12 +78,12 @@ class LaunchedCanary:
 
 @dataclass
 class ReferenceArm:
-    """The reference of a session, with its launches so far."""
+    """The reference of a session, and the launches with this reference so far."""
 
     setup: Setup
     resolve: Callable[[], Arm]  # finds the arm and installs its packages
     wanted: int | tuple[str, ...] = CANARIES  # number of the canaries, or their ids
-    launch_watched: Callable[..., tuple[Run, bool]] = launch_watched  # how the reference is launched
+    launch_watched: Callable[..., tuple[Run, bool]] = launch_watched  # how a case is launched
     arm: Arm | None = None  # None: not resolved yet, or impossible to resolve
     canaries: list[LaunchedCanary] = field(default_factory=list)
     confirming: dict[str, LaunchedCanary] = field(default_factory=dict)  # cases that looked slower, by id
@@ -103,7 +104,7 @@ class ReferenceArm:
         machine_for = self.setup.host.machine_for
         self.canaries = [LaunchedCanary(pick, machine_for(pick.case)) for pick in picked]
         names = ", ".join(pick.case.id for pick in picked)
-        self.setup.progress.say(f"the reference {self.arm.text} is launched on {names}")
+        self.setup.progress.say(f"cases launched with the reference {self.arm.text}: {names}")
 
     def _picked(self, cases: Iterable[Case]) -> list[Candidate]:
         """Return the canaries that the user wants. Reports ids that cannot be canaries."""
@@ -118,7 +119,7 @@ class ReferenceArm:
         return [by_id[case_id] for case_id in names if case_id in by_id]
 
     def keep_up(self, session: SessionDir) -> None:
-        """Launch the reference until no launch of it is due (`is_due`), as long as there is time."""
+        """Launch canaries with the reference until no such launch is due (`is_due`) or no time is left."""
         while is_due(len(self.canaries), self._launches, self.launches_of_cases):
             usable = [canary for canary in self.canaries if canary.unused is None]
             if not usable:
@@ -129,9 +130,11 @@ class ReferenceArm:
             self._launch(canary, session)
 
     def confirm(self, case: Case, launches: int, session: SessionDir) -> None:
-        """Launch the reference on a case that looks slower, until it has as many launches as the case.
+        """Launch a case with the reference, because the case looks slower after `launches` launches.
 
-        If the case is a canary, its launches so far count too. Fewer than `FEWEST_LAUNCHES` confirm nothing.
+        The case is launched as often with the reference as without it, if there is time. If the case is a
+        canary, its earlier launches with the reference count too. If `launches` is below `FEWEST_LAUNCHES`,
+        the case is not launched with the reference.
         """
         canary = self._launched_on(case) if launches >= FEWEST_LAUNCHES else None
         if canary is None:
@@ -143,7 +146,7 @@ class ReferenceArm:
             self._launch(canary, session)
 
     def _launched_on(self, case: Case) -> LaunchedCanary | None:
-        """Return the canary that this case is, or a new one; None if the case has no baseline here."""
+        """Return the canary for this case, a new one if necessary; None if the case has no baseline here."""
         for canary in self.canaries:
             if canary.candidate.case.id == case.id:
                 return canary
@@ -155,11 +158,11 @@ class ReferenceArm:
 
     @property
     def _launches(self) -> int:
-        """The number of launches of the reference so far."""
+        """The number of launches of canaries with the reference so far."""
         return sum(len(canary.runs) for canary in self.canaries)
 
     def _launch(self, canary: LaunchedCanary, session: SessionDir) -> None:
-        """Launch the reference on a canary. Errors are recorded, and only `AllocationOverError` is raised."""
+        """Launch a canary with the reference. Errors are recorded; only `AllocationOverError` is raised."""
         case = canary.candidate.case
         number = len(canary.runs) + 1
         directory = session.reference(case.id)
@@ -171,24 +174,24 @@ class ReferenceArm:
             on_launch=lambda case, number: None,  # the progress counts only the session's cases
             on_progress=no_progress,
         )
-        self.setup.progress.say(f"launching the reference on {case.id}")
+        self.setup.progress.say(f"launching {case.id} with the reference")
         try:
             launch_directory = RunDir.of_launch(directory, number).path
             run, _ = self.launch_watched(case, canary.machine, launch_directory, number, how)
         except AllocationOverError:
             raise
         except Exception as error:
-            canary.unused = f"it could not be launched: {error_text(error)}"
+            canary.unused = f"the case could not be launched: {error_text(error)}"
         else:
             canary.runs.append(run)
             self._judge(canary, run)
         finally:
             drop_compile_caches(directory)
         if canary.unused is not None:
-            self._say(f"the reference on {case.id} is not used: {canary.unused}")
+            self._say(f"the launches of {case.id} with the reference are not used: {canary.unused}")
 
     def _judge(self, canary: LaunchedCanary, run: Run) -> None:
-        """Decide whether a launch of the reference shows how fast the machine is."""
+        """Decide whether a launch with the reference shows how fast the machine is."""
         baseline = canary.candidate.baseline
         if run.failure is not None:
             canary.unused = "; ".join(why_failed(run))
@@ -196,18 +199,24 @@ class ReferenceArm:
         assert self.arm is not None
         others = other_than_baseline(run, baseline, None if self.arm.dirty else self.arm.commit)
         if others:
-            canary.unused = f"it differs from what its baseline measured ({'; '.join(others)})"
+            canary.unused = f"the reference differs from what the baseline measured ({'; '.join(others)})"
         elif not launch_problems(run, baseline):
             canary.healthy.append(run)
 
     def tonight(self, hardware_class: str) -> Tonight | None:
-        """Return the launches that show how fast a hardware class is; None if there are none."""
+        """Return the usable launches with the reference on a hardware class.
+
+        Returns None if no launch of a canary is usable.
+        """
         canaries = _usable(self.canaries, hardware_class, fewest=1)
         confirming = _usable(self.confirming.values(), hardware_class, fewest=FEWEST_LAUNCHES)
         return Tonight(canaries=canaries, confirming=confirming) if canaries else None
 
     def facts(self, noise: Callable[[str], ClassNoise]) -> SessionReference:
-        """Return the facts about the reference for the results. `noise` gives a hardware class's noise."""
+        """Return the facts about the reference for the results.
+
+        `noise` returns the noise of a hardware class.
+        """
         problems = [*self.problems]
         changes = []
         classes = {canary.candidate.baseline.hardware_class for canary in self.canaries}
@@ -230,7 +239,7 @@ class ReferenceArm:
 
     @property
     def _only_confirming(self) -> list[Canary]:
-        """The cases on which the reference was launched only because they looked slower."""
+        """The cases that were launched with the reference only because they looked slower."""
         others = [canary for canary in self.confirming.values() if canary not in self.canaries]
         return [canary.facts.replace(looked_slower=True) for canary in others]
 

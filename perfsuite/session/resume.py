@@ -68,6 +68,7 @@ def differences(then: SessionFile, now: SessionFile) -> list[str]:
 def _decided_all(session: SessionFile) -> bool:
     """Return whether a session came to its end and decided every case, so that nothing is left to do."""
     reached_all = not any(skipped.not_reached for skipped in session.skipped)
+    reached_all = reached_all and session.interrupted_case is None
     return session.status == "complete" and reached_all and all(map(is_decided, session.results))
 
 

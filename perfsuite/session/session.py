@@ -4,7 +4,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from perfsuite import documents, errors
@@ -127,7 +127,8 @@ class Session:
 
     def _task(self, case: Case) -> Task:
         directory = self.record.directory.new_case(case.id)
-        return Task(case=case, machine=self.setup.host.machine_for(case), directory=directory)
+        machine = self.setup.host.machine_for(case)
+        return Task(case=case, machine=machine, directory=directory, waives=partial(self.record.waives, case))
 
     def measure(self, case: Case, nodeid: str) -> Measurement:
         """Launch a case until it is decided, and record a baseline if there is none.

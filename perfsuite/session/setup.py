@@ -148,9 +148,10 @@ class DryHost(Host):
         return pretended(self.meant(case), self.device)[0]
 
     def meant(self, case: Case) -> Case:
-        """Return the case with the hardware that `-m` selects listed first, because the first is simulated.
+        """Return the case with its hardware reordered: the hardware that `-m` selects comes first.
 
-        If `-m` selects none or several of the case's hardware, the case is returned unchanged.
+        The first hardware is the one that is simulated. If `-m` selects none or several of the case's
+        hardware, the case is returned unchanged.
         """
         chosen = [name for name in case.hardware if name.partition("-")[0] in self.hardware]
         if len(chosen) != 1 or chosen[0] == case.hardware[0]:

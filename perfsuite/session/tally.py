@@ -48,7 +48,10 @@ class Tally:
 
     @property
     def to_judge(self) -> int:
-        """The number of cases to judge: measured cases, and cases that the budget or their test left out."""
+        """The number of cases to judge: measured cases, and cases that the budget or their test left out.
+
+        A file of cases that skipped itself counts as one case.
+        """
         return len(self.results) + sum(skip.not_reached or skip.by_test for skip in self.skipped)
 
     @property

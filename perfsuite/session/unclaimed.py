@@ -6,6 +6,7 @@ from typing import Any
 
 from perfsuite import documents
 from perfsuite.case.case import Case
+from perfsuite.case.hardware import ARCHITECTURES
 from perfsuite.report.text import relative
 from perfsuite.results.count_baseline import DRY
 from perfsuite.results.store import BaselineFiles
@@ -21,20 +22,23 @@ def unclaimed(
 ) -> list[tuple[str, str]]:
     """Return the case id of each unclaimed baseline, and why the baseline belongs to no selected case.
 
-    Only baselines of the hardware on which a selected case is measured are searched. `collected` has all
-    cases by id, and `claimed` has the ids of the selected cases. `markers` are the markers in `-m`, if `-m`
-    names hardware. `elsewhere` is the setting `perf_cases`, if the command line names only directories
-    outside of it; otherwise it is None.
+    Baselines of times and of counts are searched, of the hardware on which a selected case is measured. A
+    case that has both is listed once. `collected` has all cases by id, and `claimed` has the ids of the
+    selected cases. `markers` are the markers in `-m`, if `-m` names hardware. If the command line names only
+    directories outside of the directory of cases, `elsewhere` is the directory that the setting `perf_cases`
+    names. Otherwise, `elsewhere` is None.
     """
-    files = [mode.reviewed_file(case) for case_id, case in collected.items() if case_id in claimed]
-    reasons = []
+    selected = [case for case_id, case in collected.items() if case_id in claimed]
+    files = [file for case in selected for file in mode.reviewed_files(case)]
+    reasons: dict[str, str] = {}
     for folder in dict.fromkeys(file.parent for file in files):
         for file in sorted(folder.glob("*.json")):
             case = collected.get(file.stem)
-            if file.stem not in claimed and not (case and _is_of_another_night(mode, case, file, markers)):
-                name = relative(str(file), mode.options.root)
-                reasons.append((file.stem, f"{name}: {_why(case, markers, elsewhere)}"))
-    return reasons
+            if file.stem in claimed or (case and _is_of_another_night(mode, case, file, markers)):
+                continue
+            name = relative(str(file), mode.options.root)
+            reasons.setdefault(file.stem, f"{name}: {_why(case, markers, elsewhere)}")
+    return [*reasons.items()]
 
 
 def without_any_case(mode: Mode, markers: Collection[str]) -> list[tuple[str, str]]:
@@ -71,13 +75,24 @@ def _is_meant(mode: Mode, case: Case, markers: Collection[str]) -> bool:
 
 
 def _is_of_another_night(mode: Mode, case: Case, file: Path, markers: Collection[str]) -> bool:
-    """Return whether `-m` excludes a case that this machine could judge: `-m gpu` excludes H100 cases."""
+    """Return whether `-m` excludes a case that this machine could judge: `-m gpu` excludes H100 cases.
+
+    Different machines share counts, so a case can also be meant for another machine with the same counts.
+    """
     if not markers or not set(case.markers).isdisjoint(markers):
         return False
+    if not mode.dry and file.is_relative_to(mode.baselines.counts.reviewed):
+        return _is_counted_on(case, file.parent.name)
     try:
         return mode.setup.host.why_not(case) is None and mode.reviewed_file(case) == file
     except Exception:  # the case would also fail in its own nightly run
         return False
+
+
+def _is_counted_on(case: Case, target: str) -> bool:
+    """Return whether a case is meant for hardware with this target of counts, such as `sm90`."""
+    families = {name.partition("-")[0] for name in case.hardware}
+    return target in {f"sm{ARCHITECTURES[name]}" if name in ARCHITECTURES else name for name in families}
 
 
 def _why(case: Case | None, markers: Collection[str], elsewhere: str | None) -> str:

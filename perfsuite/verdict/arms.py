@@ -113,7 +113,11 @@ def judge_pairs(
 
 
 def _of_disturbed(a: Sequence[Run], b: Sequence[Run]) -> Verdict:
-    """Return the verdict on launches that are set aside. Counts do not depend on the machine's health."""
+    """Return the verdict on launches that are set aside.
+
+    If steps keep more objects, the verdict is `regressed`, because counts do not depend on the machine's
+    health.
+    """
     counts = _counts(a, b)
     if counts is not None:
         counts = _only_growth_judged(counts)
@@ -250,8 +254,8 @@ def _changed_by(why: str) -> str:
     if tokens is not None:
         claimed, given = tokens.groups()
         return (
-            f"{ARM_B} gives the model {given} tokens a step, {ARM_A} {claimed}: {BY_THE_CHANGE} ({said}). To "
-            "compare the work of both, give Script(tokens='vary') in the case"
+            f"{ARM_B} gives the model {given} tokens a step, but {ARM_A} gives it {claimed}: {BY_THE_CHANGE} "
+            f"({said}). To compare the work of both arms, give Script(tokens='vary') in the case"
         )
     return f"{why.rstrip('.')}. {ARM_A} matches the case: {BY_THE_CHANGE}"
 
@@ -312,9 +316,10 @@ def _judge_healthy(
 
 
 def _unless_more_often(check: Check, span: str, a: Sequence[Run], b: Sequence[Run]) -> Check:
-    """Return an improved check of a span's seconds. It becomes `passed` if arm B has more of these spans.
+    """Return the check of a span's seconds, whose outcome is `improved`.
 
-    The seconds are those of one occurrence. Two checkpoints of 1 s each are not better than one of 2 s.
+    If arm B has more of these spans, the outcome becomes `passed`. The seconds are the time of one span, but
+    two checkpoints of 1 s each are not better than one checkpoint of 2 s.
     """
     then, now = ([run.spans[span].occurrences for run in runs if span in run.spans] for runs in (a, b))
     if not then or not now or max(now) <= max(then):
@@ -369,7 +374,10 @@ def _check(
     max_pairs: int,
     corrects: bool,
 ) -> Check:
-    """Check one metric: on medians if the device reproduces it exactly, and otherwise pair by pair."""
+    """Check one metric.
+
+    If the device reproduces the metric exactly, medians are compared. Otherwise, pairs are compared.
+    """
     metric = metric.against(run.figures for run in a)
     device = b[0].machine.device  # pragma: no mutate [0] to [-1]: all launches of an arm are on one machine
     tolerance = metric.tolerance(device) if tolerance is None else tolerance
@@ -441,7 +449,7 @@ def _probes(a: Sequence[Run], b: Sequence[Run]) -> tuple[list[float], list[float
 
 def _counts(a: Sequence[Run], b: Sequence[Run], *, judges: bool = False) -> CountCheck | None:
     hidden = exact.why_hidden(a)
-    if hidden:  # arm B can then only seem to do more work
+    if hidden:  # an increase in arm B might then be work that was not counted in arm A
         return CountCheck(outcome="not counted", notes=hidden, compared=False)
     of_a = counted(a)
     return exact.check(b, count_baseline.from_runs(of_a), of_arm=judges) if of_a else None

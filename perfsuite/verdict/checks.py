@@ -19,8 +19,8 @@ LOOKS_CHANGED = 0.5
 worth more launches."""
 LOOKS_THE_SAME = "it looks unchanged, but more launches are needed to be sure (--perf-min-launches)"
 NOT_WORTH_A_LAUNCH = (
-    "the case was not launched again for this metric, because everything else is decided. To decide it, "
-    "raise --perf-min-launches"
+    "the case was not launched again for this metric, because everything else is decided. To decide this "
+    "metric, raise --perf-min-launches"
 )
 NO_LOADER = "if the loader is not a torch DataLoader, name it: Script(loader='module:name')"
 
@@ -81,17 +81,17 @@ def worst_verdict(checks: Sequence[Check], launches: int) -> Verdict:
     can also scatter too much. Neither casts doubt on the steps. Therefore their checks can be `inconclusive`
     without making the verdict `inconclusive`.
     """
-    deciding = [check for check in checks if not _is_left_open(check)]
+    deciding = [check for check in checks if not is_left_open(check)]
     outcome = min((check.outcome for check in deciding), key=WORST_FIRST.index)
     failure: FailureKind | None = "missing_metric" if outcome == "failed" else None
     return Verdict(outcome=outcome, launches=launches, checks=tuple(checks), failure=failure)
 
 
-def _is_left_open(check: Check) -> bool:
+def is_left_open(check: Check) -> bool:
     """Return whether a check is `inconclusive` but casts no doubt on the other checks.
 
-    Only two kinds of checks can be left open: the check of a span that was seen, and the check of the CPU
-    time if both sides have one.
+    Only two kinds of checks can be left open: the check of a span that was seen, and the check of a CPU time
+    that is known on both sides.
     """
     if check.outcome != "inconclusive":
         return False
@@ -111,8 +111,8 @@ def worth_a_launch(checks: Sequence[Check], launches: int, awaited: str | None =
     change.
 
     `launches` is the number of healthy launches so far, without those of the baseline. In a comparison, it is
-    the number for each arm. `awaited` is the only metric that the caller wants to decide, if there is one.
-    The check of this metric is never left open.
+    the number for each arm. If the caller wants to decide only one metric, `awaited` is its name, and the
+    check of this metric is never left open.
     """
     if any(check.outcome == "undecided" and not _may_stay_open(check) for check in checks):
         return list(checks)

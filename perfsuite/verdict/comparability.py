@@ -15,8 +15,8 @@ from perfsuite.verdict.noise import is_size
 from perfsuite.verdict.robust import clipped_variance, sorted_logs, squares, t_quantile
 
 SAME_MACHINE = (0.8, 1.25)
-"""A launch is healthy if the machine's speed, measured with the probe, is between these shares of its speed
-when the baseline was measured."""
+"""A launch is healthy if the machine's speed, measured with the probe, is between these shares of the speed
+that the machine had when the baseline was measured."""
 DEVICE_PROBE_SLOWER = 0.1
 """Share by which a GPU's matmul, copy or all-reduce may be slower than at the baseline. They are timed before
 the workload. If the launches of the baseline scatter more, a larger share is allowed."""
@@ -161,7 +161,10 @@ def is_seen(value: str) -> bool:
 
 
 def unlike(run: Run, baseline: Baseline) -> list[str]:
-    """Describe the `setting_differences` that prevent a comparison: all except choices of a library."""
+    """Describe the `setting_differences` that prevent a comparison.
+
+    Only settings that a library chose may differ.
+    """
     return [
         f"cannot be compared: {key} was {then!r} in the baseline and is {now!r}"
         for key, (then, now) in setting_differences(run, baseline).items()
@@ -180,7 +183,7 @@ def library_choices(run: Run, baseline: Baseline) -> list[str]:
 
 
 def unexplained(run: Run, baseline: Baseline) -> list[str]:
-    """Return the `library_choices` if nothing else that is recorded differs: version, variable or code."""
+    """Return the `library_choices`, but only if no recorded version, variable or code differs."""
     then, now = _observed(run, baseline)
     is_explained = then.environment != now.environment or _is_other_code(then, now)
     return [] if is_explained else [f"{UNEXPLAINED}: {choice}" for choice in library_choices(run, baseline)]
@@ -206,8 +209,8 @@ def changed_values(before: Mapping[str, str], now: Mapping[str, str]) -> dict[st
 def of_any_allocation(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment with the number of GPUs and cores in place of their names.
 
-    A scheduler can give a job other GPUs and cores of a node each night. They are equal, so only their number
-    matters.
+    A scheduler can give a job other GPUs and cores of a node each night. All GPUs of a node are alike, and so
+    are all cores. So only the number of GPUs and cores matters.
     """
     return {
         name: _number_of(value) if OF_RANKS.sub("", name) in OF_ALLOCATION else value
@@ -243,7 +246,7 @@ def environment_changes(run: Run, baseline: Baseline, *, of_allocation: bool = T
     now = today.environment if of_allocation else of_any_allocation(today.environment)
     changed = [*changed_values(before, now).values()]
     observed = {*then.settings}
-    if then.settings.get("trained") == "all":  # models that are trained completely lack these
+    if then.settings.get("trained") == "all":  # these settings are not recorded if all weights are trained
         observed |= {"adapters", "lora", "quantised_layers"}
     new = sorted(today.settings.keys() - observed)
     changed += [f"{key}: not observed -> {today.settings[key]}" for key in new]
@@ -251,7 +254,7 @@ def environment_changes(run: Run, baseline: Baseline, *, of_allocation: bool = T
 
 
 def _is_other_code(then: Observed, now: Observed) -> bool:
-    """Return whether the digests of the code differ; False if a side, such as an old baseline, has none."""
+    """Return whether the digests of the code differ; False if a digest is missing, as in an old baseline."""
     return then.code is not None and now.code is not None and then.code != now.code
 
 
@@ -298,7 +301,7 @@ def _device_memory_grew(run: Run, baseline: Baseline) -> list[str]:
 def _observed(run: Run, baseline: Baseline) -> tuple[Observed, Observed]:
     """Return what was observed for the baseline and for the run.
 
-    If the observations of either side are missing, returns two empty ones.
+    If the observations of either side are missing, both results are empty.
     """
     if baseline.observed is not None and run.observed is not None:
         return baseline.observed, run.observed

@@ -94,9 +94,8 @@ class Computed:
 def other_computation(then: Computed, now: Computed, whose: str) -> list[str]:
     """List the reasons why `now` computes something other than `then`.
 
-    In messages, `then` is called `whose`, such as "the baseline".
-
-    A reason is less precision, fewer parameters, different trained parameters, or another number of tokens.
+    Possible reasons are less precision, fewer parameters, different trained parameters, and another number
+    of tokens. In messages, the text `whose`, such as "the baseline", refers to the side `then`.
     """
     less = [*less_precise(then.dtypes, now.dtypes), *_less_precise_products(then, now)]
     return [
@@ -234,10 +233,10 @@ def _elements_text(elements: Mapping[str, int]) -> str:
 
 
 def differences(then: Computed, now: Computed, whose: str) -> list[str]:
-    """List the differences that are not failures. `whose` names the side of `then` in messages.
+    """List the differences that are not failures.
 
     Such a difference is higher precision, a change in dtypes of unknown precision, or a value that one side
-    did not record.
+    did not record. In messages, the text `whose` refers to the side `then`.
     """
     lacking = [name for key, name in NAMES.items() if now.has(key) and not then.has(key)]
     unknown = list(_of_unknown_precision(then.dtypes, now.dtypes))

@@ -110,7 +110,8 @@ def does_less_later(runs: Sequence[Run], before: Sequence[RankCounts]) -> str | 
 
     Every step should have the same number of tokens, but only the number in the second step is compared with
     the case. `before` has the counts of the baseline or of the other arm. Returns None if the steps in
-    `before` differ as much, if only one step was counted, or if the number of tokens may vary in the case.
+    `before` differ just as much from each other, if only one step was counted, or if the case allows the
+    number of tokens to vary.
     """
     if any(run.case.framework.promises.tokens_vary for run in runs):
         return None

@@ -79,7 +79,10 @@ def _largest_first(by: Mapping[str, int]) -> dict[str, int]:
 
 
 def _group(group: Group, change: Change, before: Counts, now: Counts) -> str:
-    """Describe how the bytes of a group of collectives changed, or the calls if the bytes are equal."""
+    """Describe how the bytes of a group of collectives changed.
+
+    If the bytes are equal, describe how the number of calls changed.
+    """
     then = group.rows(before)
     today = group.rows(now)
     if change.unit == "calls":
@@ -104,6 +107,7 @@ def _other_dtype(before: list[Collective], now: list[Collective]) -> str:
     is_replaced = sum(row.count for row in before) == sum(row.count for row in now)
     is_gone = all(by.get(row.dtype, 0) >= 0 for row in now)
     # pragma: no mutate > 0 to > -1: a dtype whose bytes did not change is not in `by`
+    # pragma: no mutate > 0 to >= 0: a dtype whose bytes did not change is not in `by`
     new, old = ([name for name in by if (by[name] > 0) == is_new] for is_new in (True, False))
     is_told = (is_replaced or is_gone) and new and old
     return f"{' and '.join(new)} instead of {' and '.join(old)}" if is_told else ""

@@ -1,8 +1,9 @@
 """Judge the counts of a step exactly, against those of a baseline. Pure.
 
 No statistics are needed, because counts have no noise. More of anything is `regressed`, less is `improved`.
-If collectives send the same bytes in another number of calls, the difference is only listed, up to
-`MANY_MORE` times the baseline's calls. The outcome is `not counted` if a step did work that was not counted.
+If collectives send the same bytes in another number of calls, the difference is only listed, as long as the
+number of calls is at most `MANY_MORE` times the baseline's. The outcome is `not counted` if a step did work
+that was not counted.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -87,7 +88,8 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool =
     new = [*new_events(baseline, launches)] if of_arm else []
     findings = (*new, *findings)
     outcome: Judged = min((finding.outcome for finding in findings), key=WORST_FIRST.index, default="passed")
-    # Work that was not counted can only make counts too low, so more work than in the baseline is certain.
+    # Work that was not counted can only make counts too low. So if a count is above the baseline's, the work
+    # has certainly increased.
     doubts = [*hidden, *_missing_ranks(runs, baseline, launches)]
     doubts += reasons_to_doubt(runs, baseline, launches, advice="" if of_arm else _ACCEPT)
     if doubts:
@@ -95,6 +97,7 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool =
             finding.replace(outcome="passed") if finding.outcome == "improved" else finding
             for finding in findings
         )
+    # pragma: no mutate [-1] to [-0]: all launches of a session have the same versions
     changed = [] if of_arm else changed_versions(baseline.versions, versions_of(counted(runs)[-1]))
     one_sided = _not_judged(baseline, launches, {event.span for event in new})
     upgraded = [f"counted with other versions: {', '.join(changed)}"] if changed and findings else []
@@ -111,7 +114,7 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool =
 def _missing_ranks(runs: Sequence[Run], baseline: CountBaseline, launches: Launches) -> list[str]:
     """Name the ranks whose work was not counted, although the baseline has it.
 
-    In a dry run, the user chooses the ranks.
+    Returns an empty list for dry runs, because the user chooses their ranks.
     """
     if any(run.dry for run in runs):
         return []

@@ -40,7 +40,7 @@ def judge(
 
     The first failed launch decides the verdict. If none failed, launches with a problem of the machine are
     set aside. The other launches are compared with the baseline, or recorded if there is none. `tonight` has
-    the launches of the session's reference, if it has one.
+    the launches with the session's reference, if the session has a reference.
     """
     for run in runs:
         if run.failure is not None:
@@ -127,8 +127,9 @@ def _compare(
 ) -> Verdict:
     """Judge healthy launches against the baseline.
 
-    If only checks of metrics without noise regressed, the verdict is `undecided` as long as any other check
-    is `undecided`.
+    Two kinds of regressions do not end the launches, so the verdict is `undecided` as long as any other check
+    is `undecided`: regressions of metrics without noise alone, and regressions that are all waived. Without
+    the second rule, a waiver of one metric would hide a regression of another one that needs more launches.
     """
     failed = _unlike(runs, baseline)
     if failed is not None:
@@ -140,8 +141,10 @@ def _compare(
     both = zip(metrics, checks, strict=True)
     # pragma: no mutate runs[0]: all launches of a case have one device
     noisy = {check.outcome for metric, check in both if metric.judging(runs[0].machine.device) != "exact"}
-    if verdict.outcome == "regressed" and "regressed" not in noisy and "undecided" in noisy:
-        return verdict.replace(outcome="undecided")
+    if verdict.outcome == "regressed" and "undecided" in noisy:
+        is_without_noise = "regressed" not in noisy
+        if is_without_noise or policy.waives(checks):
+            return verdict.replace(outcome="undecided")
     if verdict.outcome != "undecided":
         failed = _other_loss(runs, baseline)
         if failed is not None:

@@ -16,6 +16,9 @@ LOSS_SIGMAS = 4.3
 # of a loss curve are correlated.
 LOSS_DEGREES = 3
 LOSS_FLOOR = 0.02  # relative difference that a loss curve may always have, because summation order matters
+CANCELLED = 1e-4
+"""Share of the largest loss of a curve by which a loss may always differ. A much smaller loss, as in GRPO, is
+a sum of larger terms that cancel each other, so its relative difference means nothing."""
 UNCLIPPED = "unclipped_norm"
 NORMS = {  # names of gradient norms, by figure. The first is preferred, because clipping does not affect it
     UNCLIPPED: f"the norm of the gradients before clipping in step {COUNTED_STEP}",
@@ -36,8 +39,8 @@ def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the base
 
     There are three possible reasons: (1) the losses of all steps differ by a common factor; (2) in one of the
     ten parts of a run, the mean loss differs by more than is allowed; (3) a gradient norm differs. After a
-    spike in the baseline's loss, a loss differs only if it is above the spike. `whose` names the baseline in
-    the message.
+    spike in the baseline's loss, a loss differs only if it is above the spike. In the message, the text
+    `whose` refers to the baseline.
     """
     then = baseline.launches
     now = from_runs(runs).launches
@@ -48,7 +51,7 @@ def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the base
     spike = _spike(then)
     for launch in now:
         for position, (value, (mean, allowed)) in enumerate(zip(launch.loss, usual, strict=False)):
-            share = f"the loss over {10 * position} to {10 * position + 10}% of the steps is {value:.4f}"
+            share = f"the loss between {10 * position}% and {10 * position + 10}% of the steps is {value:.4f}"
             if position >= spike:
                 highest, above = usual[spike]
                 if not value <= highest + above:
@@ -107,7 +110,10 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def _gradients_differ(then: Launches, now: Launches, whose: str) -> str | None:
-    """Describe a gradient norm that differs from the baseline's. The loss might only differ much later."""
+    """Describe a gradient norm that differs from the baseline's.
+
+    Gradient norms are compared as well, because the loss might begin to differ only much later.
+    """
     for figure, said in NORMS.items():
         usual = values_of(then, figure)
         values = values_of(now, figure)
@@ -143,19 +149,30 @@ def may_differ(then: Launches, now: Launches) -> str | None:
     if _harmless_factor(then, now) is not None:
         return None
     for position, (loss_before, loss) in enumerate(zip(before.loss, today.loss, strict=False)):
-        allowed = LOSS_FLOOR * abs(loss_before)
+        allowed = _floor(loss_before, before.loss)
         if not abs(loss - loss_before) <= allowed:
             return _loss_change(position, loss_before, loss, allowed)
     return None
 
 
 def _loss_change(position: int, before: float, now: float, allowed: float) -> str:
-    return f"the loss {part_of_steps(position, 10)}: {before:.4f} -> {now:.4f}{_limit(allowed, before)}"
+    change = f"{_as_text(before)} -> {_as_text(now)}"
+    return f"the loss {part_of_steps(position, 10)}: {change}{_limit(allowed, before)}"
+
+
+def _as_text(loss: float) -> str:
+    return f"{loss:.4f}" if abs(loss) >= 0.01 or not loss else f"{loss:.4g}"
+
+
+def _floor(value: float, curve: Curve) -> float:
+    """Return the difference that a loss of a curve may always have."""
+    largest = max((abs(loss) for loss in curve if math.isfinite(loss)), default=0.0)
+    return max(LOSS_FLOOR * abs(value), CANCELLED * largest)
 
 
 def part_of_steps(part: int, parts: int) -> str:
-    """Name one of `parts` equal parts of the steps, numbered from 0: `over 50 to 60% of the steps`."""
-    return f"over {100 * part // parts} to {100 * (part + 1) // parts}% of the steps"
+    """Name one of `parts` equal parts of the steps, numbered from 0: `between 50% and 60% of the steps`."""
+    return f"between {100 * part // parts}% and {100 * (part + 1) // parts}% of the steps"
 
 
 def _limit(allowed: float, before: float) -> str:
@@ -206,7 +223,7 @@ def steadily_differ(then: Launches, now: Launches) -> str | None:
 def _allowed(sides: Sequence[tuple[Sequence[float], Sequence[float]]], place: int) -> float:
     """Return the allowed difference at a place: rounding, or `CLEAR` times the largest scatter of a side."""
     within = max(max(side) - min(side) for both in sides for side in both)
-    return max(CLEAR * within, LOSS_FLOOR * abs(sides[place][0][0]))
+    return max(CLEAR * within, _floor(sides[place][0][0], [before[0] for before, _ in sides]))
 
 
 def _is_apart(sides: Sequence[tuple[Sequence[float], Sequence[float]]], place: int) -> bool:
@@ -224,8 +241,8 @@ def _is_apart(sides: Sequence[tuple[Sequence[float], Sequence[float]]], place: i
 def common_factor(then: Launches, now: Launches, whose: str) -> str | None:
     """Explain a loss that is the same multiple of the other side's loss in every step.
 
-    Returns None if there is no such factor, or if it is harmless. `whose` names the other side in messages.
-    One launch on each side is enough, because scatter would not be the same in every step.
+    Returns None if there is no such factor, or if it is harmless. In messages, the text `whose` refers to the
+    other side. One launch on each side is enough, because scatter would not be the same in every step.
     """
     scale = _scale(now, _usual_loss(then))
     return None if scale is None else _scaled_computation(scale, then, now, whose)
@@ -258,7 +275,7 @@ def are_compared(then: Launches, now: Launches) -> bool:
 def _spike(launches: Launches) -> int:
     """Return the place of the median curve's peak if it is a spike, and otherwise the number of places.
 
-    A peak is a spike if it is above the first place by more than `LOSS_FLOOR`.
+    A peak is a spike if it exceeds the value at the first place by more than `LOSS_FLOOR`.
     """
     curve = [median_low(values) for values in _by_place([launch.loss for launch in launches])]
     # After a loss spike, training follows a different curve, which depends on how sums were rounded.
@@ -341,7 +358,7 @@ def _usual(curves: Sequence[Curve], degrees: int, fewest: int = FEWEST) -> list[
 
     - Student's t quantile times the spread at that place and its neighbours
     - the quantile times the median relative spread of all places, times the mean
-    - `LOSS_FLOOR` times the mean
+    - `LOSS_FLOOR` times the mean, or `CANCELLED` times the largest mean
 
     A new launch is compared with an estimated mean, hence the factor sqrt(1 + 1 / launches). With fewer than
     `fewest` curves, the allowed difference is `LOSS_FLOOR` times the mean. Each launch except the first adds
@@ -351,14 +368,14 @@ def _usual(curves: Sequence[Curve], degrees: int, fewest: int = FEWEST) -> list[
     places = _by_place(curves)
     means = [fmean(values) for values in places]
     if count < fewest:
-        return [(mean, LOSS_FLOOR * abs(mean)) for mean in means]
+        return [(mean, _floor(mean, means)) for mean in means]
     spreads = [_deviation(values, mean) for values, mean in zip(places, means, strict=True)]
     # pragma: no mutate True: both have one entry for each place
     # pragma: no mutate 0.0 to -1.0: -1 is sorted like 0, and the floor is larger than both
     typical = median(spread / abs(mean) if mean else 0.0 for spread, mean in zip(spreads, means, strict=True))
     sigmas = t_quantile(LOSS_SIGMAS, degrees * (count - 1)) * math.sqrt(1 + 1 / count)
     return [
-        (mean, max(sigmas * _near(spreads, place), max(sigmas * typical, LOSS_FLOOR) * abs(mean)))
+        (mean, max(sigmas * _near(spreads, place), sigmas * typical * abs(mean), _floor(mean, means)))
         for place, mean in enumerate(means)
     ]
 
@@ -379,7 +396,8 @@ def _deviation(values: Sequence[float], mean: float) -> float:
 def _near(spreads: Sequence[float], tenth: int) -> float:
     """Return the spread in one tenth of the steps, or the spread in its neighbourhood if that is larger.
 
-    The spread in the neighbourhood is the root mean square over this tenth and those before and after it.
+    The spread in the neighbourhood is the root mean square of the spreads in this tenth, in the tenth before
+    it and in the tenth after it.
     """
     neighbours = spreads[max(0, tenth - 1) : tenth + 2]
     return max(spreads[tenth], math.sqrt(fmean(spread * spread for spread in neighbours)))

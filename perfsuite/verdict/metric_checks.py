@@ -89,13 +89,14 @@ class SequentialCheck:
     ) -> Check:
         """Judge the costs of tonight's launches against those of the baseline's launches.
 
-        If the session has a reference, its launches show how far the machine has shifted, and `corrects` is
-        the correction for this shift. There are three cases:
+        If the session has a reference, the launches with this reference show how far the machine has shifted,
+        and `corrects` is the correction for this shift. There are three cases:
 
         - The noise between sessions is known, and the correction lowers it: the corrected costs decide.
         - The noise between sessions is unknown, because every baseline is of one session. The corrected costs
           decide if their own noise is low enough for an unchanged case to pass.
-        - In all other cases the measured costs decide, but the corrected costs must show a change too.
+        - In all other cases the measured costs decide, but a change counts only if the corrected costs show
+          it too.
         """
         if noise is None:
             return self.check.replace(outcome="inconclusive", note=UNKNOWN_NOISE)
@@ -172,7 +173,7 @@ def check_metric(
     policy: Policy,
     tonight: Tonight | None = None,
 ) -> Check:
-    """Check one metric of healthy launches. `tonight` has the launches of the session's reference, if any.
+    """Check one metric of healthy launches. `tonight` has the launches with the session's reference, if any.
 
     If the device reproduces the metric to the digit, only the tolerance decides. Other metrics are judged
     with the sequential test.
@@ -183,7 +184,7 @@ def check_metric(
     if unjudged_check.outcome == "failed" or unjudged_check.measured is None:
         return unjudged_check
     if unjudged_check.baseline is None:
-        note = "not in the baseline: accept or record a new one"
+        note = "not in the baseline: accept or record a new baseline"
         return unjudged_check.replace(outcome="inconclusive", note=note)
     device = runs[0].machine.device  # pragma: no mutate 0: all launches of a case have one device
     unjudged_check = unjudged_check.replace(allowed=metric.bound(policy.tolerance_of(metric, device)))
@@ -341,8 +342,8 @@ def _span_check(
         is_cold = all(cold in run.spans for run in runs)
         if is_cold and len(runs) < min(WARM_BY, policy.most):
             return check.replace(outcome="undecided")
-        # If every start-up is cold, every launch compiles, and it would also do so for users. This check then
-        # decides the verdict, like the check of an unseen span.
+        # If every start-up is cold, every launch compiles, and so would every launch of a user. This check
+        # then decides the verdict, like the check of an unseen span.
         notes = [ONLY_COLD] if is_cold else []
         notes += [] if is_cold and len(runs) < WARM_BY else [UNSEEN_SPAN]
         return check.replace(outcome="inconclusive", note="; ".join(notes))

@@ -62,8 +62,8 @@ class ClassNoise:
 def class_noise(baselines: Sequence[Baseline], nights: Sequence[Baseline] = ()) -> ClassNoise:
     """Estimate the noise from the launches of all baselines of one hardware class.
 
-    `nights` has the launches of later sessions that ran the code of the baselines. They only add to what is
-    known about two kinds of noise: between sessions, and of a case within a session.
+    `nights` has the launches of later sessions that ran the code of the baselines. These launches improve
+    only two estimates: the noise between sessions, and the noise of a case within a session.
     """
     by_baseline = [[launch.figures for launch in baseline.launches] for baseline in baselines]
     groups = (pairs(figures, TOKENS_PER_S) for figures in by_baseline)
@@ -202,6 +202,7 @@ def _deviations(cases: Sequence[LaunchesBySession], sigma: float) -> list[list[f
     """Return, for each case, the deviation of each session from the mean of the case."""
     rows = []
     for case in cases:
+        # pragma: no mutate [0] to [-1]: all cases have the same sessions, and their order does not matter
         means = [location(sorted_logs(case[name]), sigma or math.inf) for name in cases[0]]
         rows.append([mean - fmean(means) for mean in means])
     return rows
@@ -328,6 +329,7 @@ def shrunk_slope(x: Sequence[float], y: Sequence[float], degrees: float) -> floa
         return 0.0
     slope = shared / sum(a * a for a in x)
     explained = slope * shared
+    # pragma: no mutate 0.0 to -1.0: only a rounding error is below 0
     residual = max(sum(b * b for b in y) - explained, 0.0)
     by_chance = residual / (degrees - 2)
     return min(1.0, slope * max(0.0, 1 - by_chance / explained))

@@ -31,18 +31,23 @@ NOT_COMPARED = (
     "something else. Accept the counts again (perfsuite baseline accept --only-counts)"
 )
 ONE_LAUNCH = "Launches without a seed also differ. To be sure, launch each side twice"
-NOTHING_TO_COMPARE = "counts are not judged: no baseline has counts, and these launches cannot become one"
+NOTHING_TO_COMPARE = (
+    "counts are not judged: no baseline has counts, and these launches cannot become a baseline"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """The reference against which the launches of a case are judged."""
+    """The data against which the launches of a case are judged.
+
+    Only `tonight` is about the reference of a session.
+    """
 
     baseline: Baseline | None = None  # None: there is no baseline, and the launches can become one
     counts: CountBaseline | None = None  # the accepted or recorded counts of a step
     noise: ClassNoise = field(default_factory=ClassNoise)  # the noise between launches on this hardware class
     policy: Policy = field(default_factory=Policy)  # the number of launches that the verdict may cost
-    tonight: Tonight | None = None  # the launches of the session's reference; None: there are none
+    tonight: Tonight | None = None  # the launches with the session's reference; None: there are none
 
 
 def with_counts(
@@ -94,8 +99,8 @@ def _unless_other(
     """Return the verdict, or `failed` if the launches compute something other than the baseline of counts.
 
     Two launches on each side show whether values differ or only scatter. With one launch, the verdict is
-    `failed` only if a common factor scales the loss. If `is_judged`, a baseline of times has already judged
-    the loss, using its own scatter.
+    `failed` only if a common factor scales the loss. With `is_judged`, a baseline of times and its scatter
+    were already used to judge the loss.
     """
     sound = [run for run in runs if run.failure is None]
     if not sound:

@@ -72,7 +72,7 @@ class PairedDecision:
     pair_sigma: float  # estimated standard deviation of the logarithm of a pair's ratio
     # `minimum_detectable_difference` for this noise and the maximum number of pairs
     minimum_detectable: float
-    exponent: float = 0.0  # exponent of the correction by the probe (`verdict.noise`); 0: not corrected
+    exponent: float  # exponent of the correction by the probe (`verdict.noise`); 0: not corrected
     # The outcomes without and with the correction, if they must agree but differ after the last pair.
     disputed: tuple[Outcome, Outcome] | None = None
 
@@ -81,7 +81,7 @@ class Differences(NamedTuple):
     """Differences of logarithms between neighbouring launches, in the order of the launches."""
 
     pairs: list[float]  # log(B / A) of each pair
-    neighbours: list[float]  # log(later / earlier) of neighbours of the same arm: one fewer than pairs
+    neighbours: list[float]  # log(later / earlier) of neighbours of the same arm: one fewer than the pairs
 
 
 class _Evidence(NamedTuple):

@@ -2,8 +2,8 @@
 
 A plan and the gate that will judge the night use the same noise, and the same formula for the smallest change
 that is found 95 times in 100. Even if the reference shows exactly how fast the machine is, the noise of a
-case within a session remains. If this noise alone hides such a change, only launches in pairs can find
-it.
+case within a session remains. If this noise alone hides a change of the wanted size, only launches
+in pairs can find the change.
 """
 
 import math
@@ -24,11 +24,11 @@ from perfsuite.verdict.sequential import (
 )
 from perfsuite.verdict.shift import CanaryChange, Shares, Shift, correction, error_of_launches, weighted_shift
 
-MIN_CANARIES = 2  # a single canary does not show whether the machine or the case moved
+MIN_CANARIES = 2  # a single canary does not show whether the machine or the case changed
 MAX_CANARIES = 8  # more canaries hardly lower the error of the shift
 USUAL_MAX_LAUNCHES = 6  # maximum number of launches per case in a night without a plan
 ALARMS_PER_NIGHT = 0.001  # largest expected number of false alarms in a night in which nothing changed
-EXTRA = 0.25  # maximum number of launches of the reference, as a share of the launches of the cases
+EXTRA = 0.25  # maximum number of launches with the reference, as a share of the launches of the cases
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Planned:
 class CasePlan:
     """The part of a plan for one case."""
 
-    launches: int  # number of launches that find the wanted change; the maximum number if none finds it
+    launches: int  # number of launches that find the wanted change; the maximum if no number finds it
     fewest_launches: int  # number of launches after which an unchanged case can pass
     finds: float  # smallest change that is found reliably with `launches`: 0.03 is 3%
     is_reached: bool  # whether `finds` is as small as wanted
@@ -52,11 +52,11 @@ class CasePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class NightPlan:
-    """How often to launch the cases, and the canaries of the reference."""
+    """The number of launches of each case and, with the reference, of each canary."""
 
     cases: Mapping[str, CasePlan]
     canaries: tuple[str, ...] = ()  # empty: no reference
-    canary_launches: int = 0  # number of launches of each canary
+    canary_launches: int = 0  # number of launches of each canary with the reference
 
     @property
     def unreached(self) -> list[str]:
@@ -76,7 +76,7 @@ class NightPlan:
 def plan_night(
     cases: Mapping[str, Planned], noise: Noise, find: float, tolerance: float, canaries: Sequence[str]
 ) -> NightPlan:
-    """Return the plan that finds a change of `find` in as many cases as possible, at the lowest cost.
+    """Return the plan that finds a change of size `find` in as many cases as possible, at the lowest cost.
 
     `tolerance` is the tolerance of the night: smaller changes may pass. `canaries` are the possible canaries,
     the best first. The plan has no reference if a reference would not help to find changes.
@@ -107,12 +107,12 @@ def most_cost(plan: NightPlan, cases: Mapping[str, Planned]) -> float:
 
 
 def canary_cost(plan: NightPlan, cases: Mapping[str, Planned]) -> float:
-    """Return the cost of the launches of the reference."""
+    """Return the cost of the launches with the reference."""
     return plan.canary_launches * sum(cases[name].cost for name in plan.canaries)
 
 
 def hidden_by_case(noise: Noise, case: Planned, find: float) -> bool:
-    """Return whether the noise of a case within a session hides a change of `find`.
+    """Return whether the noise of a case within a session hides a change of size `find`.
 
     If it does, more launches of the case do not help. False alarms are ignored here, because they depend on
     the number of cases, and this noise does not.

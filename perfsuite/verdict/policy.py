@@ -1,8 +1,10 @@
 """How many launches a verdict may cost, and how much worse a metric may become."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from perfsuite.results.metric import TOKENS_PER_S, Metric
+from perfsuite.results.outcome import Check
 from perfsuite.verdict.sequential import MAX_LAUNCHES
 
 MAX_UNHEALTHY = 3
@@ -10,9 +12,14 @@ MAX_UNHEALTHY = 3
 while the healthy launches are in the majority."""
 
 
+def waives_nothing(checks: Sequence[Check]) -> bool:
+    """Return that no regression of these checks is waived."""
+    return False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """The number of launches that a verdict may cost, and the tolerance of tokens/s."""
+    """The number of launches that a verdict may cost, the tolerance of tokens/s, and the waivers."""
 
     # Maximum number of launches, including those that are set aside. With 1 or 2 healthy launches, times
     # cannot show a regression, so the verdict is only a quick look: `passed` or `inconclusive`.
@@ -22,6 +29,8 @@ class Policy:
     record_launches: int = 3  # number of healthy launches needed to record a baseline if there is none
     max_unhealthy: int = MAX_UNHEALTHY  # with 1, the first unhealthy launch can end the case
     tolerance: float | None = None  # tolerance of tokens/s; None: the usual tolerance of the metric
+    # Whether waivers cover every regression among the checks of a case.
+    waives: Callable[[Sequence[Check]], bool] = waives_nothing
 
     def tolerance_of(self, metric: Metric, device: str) -> float:
         """Return by how much a metric's cost may grow, as a share, before the check no longer passes."""

@@ -23,11 +23,16 @@ _NO_WORK = re.compile(  # views, allocations and backward nodes of views: effect
 
 
 def explained(before: TakenProfile | None, now: TakenProfile, against: str) -> Profiled:
-    """Describe the differences between two profiles. `against` names `before`, such as `the baseline`."""
+    """Describe the differences between two profiles.
+
+    In messages, the text `against`, such as `the baseline`, refers to the side `before`.
+    """
     if now.profile is None:
         return Profiled(notes=(f"no profile was taken: {now.why_none}",))
     if before is None or before.profile is None:
-        advice = "record or accept one with --perf-explain, so that later regressions can be compared with it"
+        advice = (
+            "record or accept a baseline with --perf-explain, to compare later regressions with its profile"
+        )
         why = advice if before is None else before.why_none
         return Profiled(notes=(f"there is no profile of {against}: {why}",))
     return compared(before.profile, now.profile, against)

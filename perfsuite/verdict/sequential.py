@@ -48,7 +48,7 @@ launches: a case takes 1.7 to 2.9 on average."""
 FEWEST_LAUNCHES = 3
 SIGMA_FLOOR = 0.002
 """Lower limit of the noise between launches, 0.2%. Consecutive launches share temperature, node and file
-cache. If a few of them agree to 0.05%, that does not mean that next week's launches will."""
+cache. If a few of them agree to 0.05%, that does not mean that next week's launches will agree as closely."""
 
 # Thresholds in standard errors. Those without a formula were tuned by simulation.
 
@@ -61,8 +61,8 @@ _Z_LOOKS_FASTER = Z_95_ONE_SIDED  # a passing case is launched again if it is fa
 Z_HOPELESS = 2.5  # stop if a decision would need a shift of the mean by more than this
 Z_FUTILE = round(NormalDist().inv_cdf(0.9), 3)
 """The same limit for a comparison with a reference. Launches stop if the chance of a decision is below 10%
-(conditional power: Lachin, Statistics in Medicine 24, 2005, 2747). The saved launches pay for the launches of
-the reference."""
+(conditional power: Lachin, Statistics in Medicine 24, 2005, 2747). The saved launches pay for the launches
+with the reference."""
 _Z_POWER = 2.3  # 1.645 for a power of 95%, the rest for clipping and early passes
 OWN_SPREAD = 0.9  # minimum noise of a case, as a share of the standard deviation of its own launches
 _DISAGREEMENT = 0.5  # minimum noise, as a share of the standard deviation of today's launches

@@ -4,15 +4,15 @@ The logarithm of the cost of a launch is modelled as the sum of four independent
 
     log(cost) = case + session + case within session + launch
 
-A session launches the packages and the commit of the baseline (its reference) on a few cases (the canaries).
-Only the machine can make these launches slower or faster. Each canary therefore estimates the effect of
-tonight's session minus the effect of the baseline's sessions. This difference is called the shift. The
-variance of a case within a session is estimated from the scatter of the canaries around the shift, and from
-the scatter of cases between the sessions of their baselines. The shift does not remove this variance:
+A session launches a few cases (the canaries) with its reference: the packages and the commit of the
+baseline. Only the machine can make these launches slower or faster. Each canary therefore estimates the
+effect of tonight's session minus the effect of the baseline's sessions. This difference is called the shift.
+The variance of a case within a session is estimated from the scatter of the canaries around the shift, and
+from the scatter of cases between the sessions of their baselines. The shift does not remove this variance:
 `correction` adds it to the noise of a case that is judged against the reference.
 
-If the reference is also launched on the case itself, its launches have the same effect of the case within the
-session as tonight's launches. Only the noise between launches is left (`own_correction`).
+If the case itself is also launched with the reference, these launches have the same effect of the case within
+the session as tonight's launches. Only the noise between launches is left (`own_correction`).
 """
 
 import math
@@ -41,7 +41,7 @@ Shares = Mapping[str, float]  # the share of each session in the launches of a b
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryChange:
-    """The change of the reference on one canary since the baseline of this canary."""
+    """The change between the baseline of one canary and the canary's launches with the reference."""
 
     estimate: float  # in logarithms: above 0 is slower
     error: float  # standard error due to the noise between launches; the noise of the case is not included
@@ -67,7 +67,7 @@ class Shift:
 
 
 def canary_change(now: list[float], baseline: LaunchesBySession, noise: Noise, case_id: str) -> CanaryChange:
-    """Return the change of a canary. `now` has the costs of the reference's launches."""
+    """Return the change of a canary. `now` has the costs of its launches with the reference."""
     then = at_one_level(baseline, noise.sigma)
     change = location(sorted_logs(now), noise.sigma) - location(sorted_logs(then), noise.sigma)
     return CanaryChange(
@@ -157,10 +157,10 @@ def correction(noise: Noise, sessions: Shares, shift: Shift) -> Correction | Non
 
 
 def own_correction(noise: Noise, baseline: LaunchesBySession, now: list[float], case_id: str) -> Correction:
-    """Return the correction of a case on which the reference was launched.
+    """Return the correction of a case that was also launched with the reference.
 
-    `now` has the costs of these launches. Their noise is at least `OWN_SPREAD` times their standard
-    deviation.
+    `now` has the costs of the launches with the reference. Their noise is at least `OWN_SPREAD` times their
+    standard deviation.
     """
     logs = sorted_logs(now)
     spread = math.sqrt(clipped_variance(squares(logs), len(logs) - 1))

@@ -1,4 +1,4 @@
-"""Use the launches of a session's reference to tell changes of the machine from changes of the code. Pure."""
+"""Use launches with a session's reference to tell changes of the machine from changes of the code. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ WITH_THE_MACHINE = (
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryRuns:
-    """The launches of the reference on one case, and the baseline of this case."""
+    """The launches of one case with the reference, and the baseline of this case."""
 
     baseline: Baseline
     runs: Sequence[Run]  # one or more
@@ -57,11 +57,11 @@ class CanaryRuns:
 
 @dataclass(frozen=True, kw_only=True)
 class Tonight:
-    """The launches of a session's reference on one hardware class, by id of the canary."""
+    """The launches with a session's reference on one hardware class, by id of the canary."""
 
     canaries: Mapping[str, CanaryRuns] = field(default_factory=dict)
     confirming: Mapping[str, CanaryRuns] = field(default_factory=dict)
-    """The launches of the reference on cases that looked slower, by id of the case. Because these cases were
+    """For each case that looked slower, by id: its launches with the reference. Because these cases were
     chosen for looking slower, their launches count for the shift only if the case is also a canary."""
 
     def shift(self, metric: Metric, noise: Noise, exponent: float = 0.0) -> Shift | None:
@@ -81,7 +81,7 @@ class Tonight:
     ) -> Correction | None:
         """Return the correction of a case with this baseline; None if there can be none.
 
-        If the reference was launched on the case itself to confirm a regression, only these launches count.
+        If the case itself was launched with the reference to confirm a regression, only these launches count.
         """
         case_id = baseline.case.id
         confirming = self.confirming.get(case_id)
@@ -107,7 +107,7 @@ def _change(
 def _sides(
     canary: CanaryRuns, metric: Metric, exponent: float
 ) -> tuple[dict[str | None, list[float]], list[float]]:
-    """Return the costs of a canary's baseline, by session, and those of the reference's launches."""
+    """Return the costs of a canary's baseline, by session, and of its launches with the reference."""
     then = costs_by_session(canary.baseline, metric, exponent)
     figures = [run.figures for run in canary.runs]
     now = _costs(figures, metric)
@@ -146,7 +146,7 @@ def machine_changes(tonight: Tonight, noise: ClassNoise, hardware_class: str) ->
 
 
 def other_than_baseline(run: Run, baseline: Baseline, commit: str | None) -> list[str]:
-    """List the differences between a launch of the reference and its baseline, except those of the machine.
+    """List the differences between a launch with the reference and the baseline, except those of the machine.
 
     `commit` is the commit of the reference. It is None if the commit is unknown, or if there are uncommitted
     changes. The code counts as the same if its digest is the same, or if the baseline was measured at
@@ -176,7 +176,7 @@ def _shown(commit: str | None) -> str:
 
 
 def machine_environment(tonight: Tonight) -> list[str]:
-    """Describe changes of the machine, such as a new driver. They affect cases and reference alike."""
+    """Describe changes of the machine, such as a new GPU driver. They affect cases and reference alike."""
     changes = dict.fromkeys(
         change
         for canary in tonight.canaries.values()
@@ -202,7 +202,7 @@ def _is_of_machine(name: str) -> bool:
 
 
 def looks_slower(check: Check) -> bool:
-    """Return whether the reference should be launched on the case itself, before its verdict is final.
+    """Return whether the case itself should be launched with the reference, before its verdict is final.
 
     A metric that follows the machine's speed looks slower if it regressed, or if it is inconclusive and its
     estimated change is worse than the tolerance allows.

@@ -27,7 +27,7 @@ NOTHING_CHANGED = (
 
 
 def unless_unchanged(verdict: Verdict, runs: Sequence[Run], baseline: Baseline) -> Verdict:
-    """Return the verdict. If nothing changed since the baseline, return one that does not blame the code.
+    """Return the verdict, or one that does not blame the code if nothing changed since the baseline.
 
     If nothing changed, slower times are `unhealthy`, and faster times are `passed`. The verdict is kept if
     another metric, such as memory, changed. The machine cannot change such a metric, so the cause must be
@@ -72,7 +72,10 @@ def unless_unchanged(verdict: Verdict, runs: Sequence[Run], baseline: Baseline) 
 
 
 def _work_not_compared(counts: CountCheck | None) -> str | None:
-    """Return which work was not compared, if all other work is the same. None if there is no such work."""
+    """Return which work was not compared, provided that all other work is the same.
+
+    Returns None if all work was compared, or if some work differs.
+    """
     if counts is None or not counts.compared or counts.outcome != "passed" or counts.findings:
         return None
     open_work = [*counts.one_sided, *(f"{field}: varies, and was never so large" for field in counts.grown)]

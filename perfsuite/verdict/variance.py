@@ -1,6 +1,6 @@
 """Estimate variance components. Pure.
 
-Launches are the level below sessions: the means of sessions scatter partly because their launches do. A
+Launches are the level below sessions: the means of sessions scatter partly because launches scatter. A
 variance component is the mean square of a level minus the part that the levels below explain, and is at least
 0 (Searle, Casella, McCulloch, Variance Components, 1992).
 """

@@ -7,12 +7,14 @@ from datetime import date
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
+from perfsuite.case.case import Case, Unit
 from perfsuite.results.counts import Counts
 from perfsuite.results.metric import TOKENS_PER_S, TOKENS_PER_S_MEAN, in_unit
 from perfsuite.results.outcome import Check, in_span
 from perfsuite.results.quantities import quantities
 from perfsuite.results.session_file import Measurement
 from perfsuite.results.waivers import FILE, Waiver
+from perfsuite.verdict.checks import is_left_open, worst_verdict
 
 _KIND = re.compile(r"(\w+) of \d+ rank")  # the kind of a collective, for any size of group
 
@@ -26,8 +28,14 @@ class Regression(NamedTuple):
     growth: int | None  # growth of a count, in its unit; None for a metric
 
 
-def waive(result: Measurement, waivers: Sequence[Waiver], today: date) -> tuple[bool, tuple[str, ...]]:
-    """Return whether all regressions of a case are waived, and a sentence about each regression."""
+def waive(
+    result: Measurement, waivers: Sequence[Waiver], today: date, strict: Collection[str] = ()
+) -> tuple[bool, tuple[str, ...]]:
+    """Return whether all regressions of a case are waived, and a sentence about each regression.
+
+    `strict` has the outcomes that `--perf-strict` does not allow. A waiver covers only regressions: if the
+    other checks of the case have such an outcome, the case is not waived because of them.
+    """
     regressions = _regressions(result) if result.outcome == "regressed" else []
     sentences = list[str]()
     uncovered = list[str]()
@@ -48,8 +56,33 @@ def waive(result: Measurement, waivers: Sequence[Waiver], today: date) -> tuple[
             uncovered.append(
                 f"not waived: {regression.sentence}: no waiver for this case names this metric or count"
             )
+    refused = _refused(result, strict) if is_waived else []
     # If waivers name only some of the regressions, the case fails because of the others.
-    return is_waived, (*sentences, *(uncovered if sentences else ()))
+    return is_waived and not refused, (*sentences, *(uncovered if sentences else ()), *refused)
+
+
+def are_waived(checks: Sequence[Check], case: Case, waivers: Sequence[Waiver], today: date) -> bool:
+    """Return whether waivers cover every regression among these checks of a case."""
+    own = [waiver for waiver in waivers if fnmatchcase(case.id, waiver.case)]
+    return all(
+        any(_matches(waiver, worse.names) and _why_not(waiver, worse, today) is None for waiver in own)
+        for worse in _worse_metrics(checks, case.unit)
+    )
+
+
+def _refused(result: Measurement, strict: Collection[str]) -> list[str]:
+    """Return a sentence about each check that did not regress, but that `--perf-strict` does not allow."""
+    others = [check for check in result.verdict.checks if check.outcome != "regressed"]
+    if not others:
+        return []
+    outcome = worst_verdict(others, result.verdict.launches).outcome
+    if outcome not in strict:
+        return []
+    return [
+        f"not waived: {check.label}: {outcome}, and --perf-strict={outcome} is set"
+        for check in others
+        if check.outcome == outcome and not is_left_open(check)
+    ]
 
 
 def remarks(
@@ -68,7 +101,12 @@ def _remark(waiver: Waiver, results: Sequence[Measurement], collected: Collectio
     measured = {result.case_id for result in own}
     if any(fnmatchcase(case, waiver.case) for case in {*(collected or [waiver.case])} - measured):
         return None  # a case that was not measured might need the waiver
-    names = {name for result in own for check in result.verdict.checks for name in _called(check, result)}
+    names = {
+        name
+        for result in own
+        for check in result.verdict.checks
+        for name in _called(check, result.verdict.checks, result.unit)
+    }
     names |= {name for result in own for name in _counted(result)}
     if names and not _matches(waiver, names):
         return f"matches no metric or count of its cases. These have {', '.join(sorted(names))}"
@@ -78,8 +116,9 @@ def _remark(waiver: Waiver, results: Sequence[Measurement], collected: Collectio
 
 def _is_good(waiver: Waiver, result: Measurement) -> bool:
     """Return whether everything that a waiver names was judged in a case, and none of it got worse."""
-    checks = [check for check in result.verdict.checks if _matches(waiver, _called(check, result))]
-    good = [check.outcome in ("passed", "improved") for check in checks]
+    checks = result.verdict.checks
+    named = [check for check in checks if _matches(waiver, _called(check, checks, result.unit))]
+    good = [check.outcome in ("passed", "improved") for check in named]
     if _matches(waiver, _counted(result)):
         counts = result.verdict.counts
         good.append(counts is not None and counts.compared and counts.outcome != "not counted")
@@ -105,11 +144,7 @@ def _why_not(waiver: Waiver, regression: Regression, today: date) -> str | None:
 
 
 def _regressions(result: Measurement) -> list[Regression]:
-    regressions = []
-    for check in (check for check in result.verdict.checks if check.outcome == "regressed"):
-        share = math.inf if check.change is None else abs(check.change)  # unknown: beyond any limit
-        sentence = check.label if check.change is None else f"{check.label} {check.change:+.1%}"
-        regressions.append(Regression(_called(check, result), sentence, share, None))
+    regressions = _worse_metrics(result.verdict.checks, result.unit)
     counted = result.verdict.counts.findings if result.verdict.counts is not None else ()
     for finding in (finding for finding in counted if finding.outcome == "regressed"):
         growth = abs(finding.now - finding.before)
@@ -119,20 +154,34 @@ def _regressions(result: Measurement) -> list[Regression]:
     return regressions
 
 
+def _worse_metrics(checks: Sequence[Check], unit: Unit) -> list[Regression]:
+    """Return the metrics that got worse, without counts."""
+    regressions = []
+    for check in checks:
+        if check.outcome != "regressed":
+            continue
+        share = math.inf if check.change is None else abs(check.change)  # unknown: beyond any limit
+        sentence = check.label if check.change is None else f"{check.label} {check.change:+.1%}"
+        regressions.append(Regression(_called(check, checks, unit), sentence, share, None))
+    return regressions
+
+
 def _matches(waiver: Waiver, names: Iterable[str]) -> bool:
     return any(fnmatchcase(name, waiver.metric) for name in names)
 
 
-def _called(check: Check, result: Measurement) -> set[str]:
-    """Return the names that a waiver can use for a check.
+def _called(check: Check, checks: Sequence[Check], unit: Unit) -> set[str]:
+    """Return the names that a waiver can use for one of the checks of a case.
 
-    A waiver for tokens/s also covers tokens/s with stalls, because a change that lowers tokens/s also lowers
-    tokens/s with stalls.
+    If tokens/s regressed, a waiver for it also covers tokens/s with stalls, because a change that lowers
+    tokens/s also lowers tokens/s with stalls. If tokens/s did not regress, the stalls are the cause, and need
+    a waiver of their own.
     """
-    names = {check.metric, in_unit(check.metric, result.unit), check.label}
-    if check.metric == TOKENS_PER_S_MEAN.name:
-        speed = TOKENS_PER_S.counting(result.unit)
-        names |= {speed.name, in_unit(speed.name, result.unit), speed.label}
+    names = {check.metric, in_unit(check.metric, unit), check.label}
+    slower = {other.metric for other in checks if other.outcome == "regressed"}
+    if check.metric == TOKENS_PER_S_MEAN.name and TOKENS_PER_S.name in slower:
+        speed = TOKENS_PER_S.counting(unit)
+        names |= {speed.name, in_unit(speed.name, unit), speed.label}
     return names
 
 

@@ -71,7 +71,8 @@ def watch(run_dir: RunDir) -> None:
 def listen(run_dir: RunDir) -> None:
     """Start the thread that waits for requests. Later calls in the same process have no effect.
 
-    A forked child does not have its parent's thread. It can start its own, because it has another address.
+    A forked child does not have its parent's thread. The child can start a thread of its own, because its
+    socket has another address than the parent's.
     """
     # Ignore errors, because they must not end the training. The address is in use if this process listens
     # already. If there can be no socket or no thread, the calls of this process are unknown.

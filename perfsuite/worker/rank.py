@@ -225,7 +225,7 @@ class Rank:
             step_s=tuple(self.recorder.step_s),
             probe_s=tuple(self.recorder.probe_s),
             cpu_s=tuple(self.recorder.cpu_s),
-            data_wait_s=() if self.recorder.data_wait is None else self.recorder.data_wait.result(),
+            **self._data_wait(),
             gc_s=self._gc_s(),
             levels=self._levels(),
             spans={**self.recorder.start_up_spans, **self._spans()},
@@ -288,6 +288,17 @@ class Rank:
         why = f"{type(collector.error).__name__}: {collector.error}"
         self.notes.append(f"the time of Python's garbage collector is unknown ({why})")
         return ()
+
+    def _data_wait(self) -> dict[str, Any]:
+        """Return the fields of the report about the wait for data."""
+        wait = self.recorder.data_wait
+        if wait is None:
+            return {}
+        if wait.is_unknown:
+            from perfsuite.worker.clock import loaders
+
+            self.notes.append(loaders.ELSEWHERE)
+        return {"data_wait_s": wait.result(), "data_wait_is_unknown": wait.is_unknown}
 
     def _levels(self) -> dict[str, dict[int, int]]:
         """Return the memory in use after some steps: kind of memory -> number of the step -> bytes."""
@@ -392,7 +403,7 @@ def write_failure(run_dir: RunDir, report: RankReport, failure: Failure) -> None
 
 
 def failure_of(error: BaseException, rank: int) -> Failure:
-    """Return the `Failure` that describes an error in the rank's report.
+    """Return the `Failure` with which the rank's report describes an error.
 
     A `ScriptError` gets no traceback, because the script has ended. A `MismatchError` gets none either: its
     traceback would show only perfsuite's code, and its message says what to change.

@@ -165,7 +165,7 @@ def test_sequences_may_be_split_among_ranks() -> None:
         ranks = [report.replace(tokens_per_step=256, world_size=world) for report in saw(*tokens, **changes)]
         assert agreement.tokens_differ(ranks, case_of()) is None
         assert agreement.token_notes(ranks, case_of()) == (
-            "tokens/s counts 256 tokens a step. This matches the second step only "
+            "tokens/s counts 256 tokens a step. This number matches the second step only "
             f"if each of the {world} ranks has its own part of the sequences, as with context or sequence "
             "parallelism",
         )
@@ -229,6 +229,12 @@ def test_notes_samples_the_case_does_not_claim(tmp_path: Path) -> None:
     for samples, notes in ((128, ()), (64, (said,)), (None, ())):
         run = run_of(IMAGES, tmp_path, reports(*[evidence_of(11, samples=samples)] * 2))
         assert (run.failure, run.notes) == (None, notes)
+
+
+def test_compares_the_samples_of_a_single_process() -> None:
+    for samples, is_told in ((250, False), (125, True)):
+        alone = reports(Evidence(data_parallel=1, samples=samples), tokens_per_step=250, world_size=1)
+        assert bool(agreement.token_notes(alone, IMAGES)) is is_told
 
 
 def test_token_counts_may_differ_by_two_percent() -> None:

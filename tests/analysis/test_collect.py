@@ -103,7 +103,7 @@ def of_two(directory: Path, first: dict[str, Any], second: dict[str, Any], **lau
             ({"step_s": (0.1,) * n}, True, f"25 steps were requested, but {n} were taken")
             for n in (0, 5, 24, 26)
         ),
-        ({"world_size": 1}, True, "a world size of 2 was requested, but 1 ran"),
+        ({"world_size": 1}, True, "a world size of 2 was requested, but the actual size was 1"),
         ({"loss": (3.0, 2.0)}, True, "25 losses were requested, but 2 were recorded"),
         *(
             ({"step_s": (0.1, seconds, *[0.1] * 22, -1.0)}, False, f"rank 1: a step cannot take {seconds} s")
@@ -194,7 +194,7 @@ FALLS = make_report(0).loss
 
 
 def rises(first: float, steps: int, last: float) -> str:
-    of_each = f"{first:.4f} is the mean of the first {steps} steps, {last:.4f} that of the last {steps}; "
+    of_each = f"its mean is {first:.4f} in the first {steps} steps and {last:.4f} in the last {steps} steps; "
     return f"the loss does not fall: {of_each}"
 
 
@@ -245,6 +245,21 @@ def test_an_unobserved_loss_is_noted(tmp_path: Path) -> None:
     run = collected(both(tmp_path / "b", loss=(), case=unobserved))
     assert (run.failure, run.figures.loss_last, run.notes) == (None, None, (LOSS_NOT_OBSERVED,))
     assert LOSS_NOT_OBSERVED.endswith("nobody would notice if the model stopped learning")
+
+
+def test_an_unknown_wait_of_a_rank_hides_the_others(tmp_path: Path) -> None:
+    waits = {"data_wait_s": (0.01,) * 25, "loss": FALLS}
+    known_run = collected(of_two(tmp_path / "known", waits, waits))
+    run = collected(
+        of_two(tmp_path / "unknown", waits, {**waits, "data_wait_s": (), "data_wait_is_unknown": True})
+    )
+    assert (len(known_run.data_wait_s), run.data_wait_s, run.figures.data_wait_s) == (25, (), None)
+
+
+def test_an_unknown_loss_fails_no_launch(tmp_path: Path) -> None:
+    """One rank does not know its loss, so the mean of all ranks is unknown."""
+    run = collected(of_two(tmp_path, {"loss": FALLS}, {"loss": (), "loss_is_unknown": True}))
+    assert (run.failure, run.loss, run.figures.loss_last) == (None, (), None)
 
 
 STEPS = (1.0, 0.5) * 12 + (1.0,)

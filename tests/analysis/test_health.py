@@ -3,7 +3,14 @@ from typing import Any
 import pytest
 
 from perfsuite.analysis import health
-from perfsuite.analysis.health import all_shared, gpu_setup, hardware_fault, is_shared, machine_problems
+from perfsuite.analysis.health import (
+    all_shared,
+    gpu_setup,
+    hardware_fault,
+    is_shared,
+    machine_problems,
+    unequal_gpus,
+)
 from perfsuite.case.case import Topology
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import DeviceHealth, Health, LaunchFile, Node
@@ -143,7 +150,18 @@ def test_names_a_gpu_with_fewer_nvlinks() -> None:
     links = [("n1", 18), ("n1", 17), ("n2", 12), ("n2", None)]
     devices = [DeviceHealth(index=index, node=node, nvlinks=up) for index, (node, up) in enumerate(links)]
     (said,) = machine_problems(make_health(devices=tuple(devices)), make_gpu_machine())
-    assert said == "GPU 1 of n1: 17 of its NVLinks are up, but 18 of another GPU's"
+    assert said == "GPU 1 of n1: 17 of its NVLinks are up, but another GPU has 18 that are up"
+
+
+def test_compares_nvlinks_only_with_known_ones() -> None:
+    devices = (DeviceHealth(index=0, nvlinks=0), DeviceHealth(index=1, nvlinks=None))
+    assert machine_problems(make_health(devices=devices), make_gpu_machine()) == []
+
+
+def test_says_how_far_the_slowest_gpu_is_behind() -> None:
+    run = make_run(machine=make_gpu_machine(), rank_probes=({"copy": 3000.0}, {"copy": 2400.0}))
+    (note,) = unequal_gpus(run)
+    assert "copy was 2400 on rank 1, GPU 1, 20% less than the 3000 on rank 0, GPU 0" in note
 
 
 def test_names_a_rank_with_its_card_if_seen() -> None:

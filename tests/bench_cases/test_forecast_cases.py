@@ -31,10 +31,10 @@ def test_another_parallelism_has_no_forecast() -> None:
     cases = cases_of("torchtitan on H100 of 500 W")
     (tensor_parallel,) = (case for case in cases if case.case_id.startswith("405B"))
     sharded = [case for case in cases if case is not tensor_parallel]
-    for one in tries([tensor_parallel, *sharded], 2):
-        if one.case is tensor_parallel:
-            assert one.forecast is None
-            assert "same parallelism" in one.reason
+    tried = [one for one in tries([tensor_parallel, *sharded], 2) if one.case is tensor_parallel]
+    assert tried
+    assert [one.forecast for one in tried] == [None] * len(tried)
+    assert all("same parallelism" in one.reason for one in tried)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])

@@ -121,8 +121,8 @@ def test_only_rows_with_both_speeds_are_compared() -> None:
 
 
 def sessions() -> list[SessionFile]:
-    known = make_dry(dry_facts=DryFacts(expected=make_expected()))
-    return [make_session_file(known)]
+    result = make_dry(dry_facts=DryFacts(expected=make_expected()))
+    return [make_session_file(result)]
 
 
 def test_the_newest_predictions_are_frozen() -> None:

@@ -78,22 +78,23 @@ def test_a_row_has_a_case_or_the_reason_why_none(changes: dict[str, Any]) -> Non
         row(**changes)
 
 
-def test_twins_are_shown_apart_and_never_compared() -> None:
-    one = measured(tokens_per_s=5000)
-    other = measured(tokens_per_s=3000)
-    of_nodes = row(twin="twin", two_node_twin="nodes")
-    for held, results, shown in (
-        (row(twin="twin"), {"twin": one}, "5,000 tokens/s, recorded"),
+@pytest.mark.parametrize(
+    ("twins", "shown"),
+    [
+        ({"twin": "twin"}, "5,000 tokens/s, recorded"),
         (
-            of_nodes,
-            {"twin": one, "nodes": other},
+            {"twin": "twin", "two_node_twin": "nodes"},
             "5,000 tokens/s, recorded; on two nodes: 3,000 tokens/s, recorded",
         ),
-        (of_nodes, {"nodes": other}, "on two nodes: 3,000 tokens/s, recorded"),
-    ):
-        table = compare(comparison(held), results)
-        assert table.headers[-1] == "CPU twin"
-        assert table.rows[0][3:] == ("not run: needs 16 x H100 80GB", "-", "-", shown)
+        ({"twin": "none", "two_node_twin": "nodes"}, "on two nodes: 3,000 tokens/s, recorded"),
+    ],
+    ids=["one node", "both", "two nodes"],
+)
+def test_twins_have_their_own_column_without_a_verdict(twins: dict[str, Any], shown: str) -> None:
+    results = {"twin": measured(tokens_per_s=5000), "nodes": measured(tokens_per_s=3000)}
+    table = compare(comparison(row(**twins)), results)
+    assert table.headers[-1] == "CPU twin"
+    assert table.rows[0][3:] == ("not run: needs 16 x H100 80GB", "-", "-", shown)
 
 
 def test_relative_time_refers_to_the_named_case() -> None:
@@ -117,7 +118,7 @@ def test_unstated_unit_is_shown_without_a_ratio() -> None:
     assert table.rows[0][2:5] == ("11,000", "40,000 tokens/s", "-")
 
 
-def test_further_figures_stand_beside_each_other() -> None:
+def test_further_figures_are_beside_each_other() -> None:
     figures = (
         PublishedFigure(quantity="step_s", value=0.748, reported="748"),
         PublishedFigure(quantity="reserved_memory_bytes", value=14736 * 2**20, reported="14736"),
@@ -141,7 +142,7 @@ def test_shows_notes_of_table_and_rows_once() -> None:
     assert table.notes == ("first", "a", "b")
 
 
-def test_an_unknown_comparison() -> None:
+def test_an_unknown_comparison_lists_the_known_ones() -> None:
     file = PublishedFile(comparisons=(comparison(row()), comparison(row(), name="gpt-on-v100")))
     assert file.find("x").name == "x"
     with pytest.raises(
@@ -217,6 +218,9 @@ def test_shows_a_comparison_from_the_store(store: Path, capsys: pytest.CaptureFi
     assert "1.10" in here
     assert "not run: needs 16 x H100" in other
     assert "- Read *this*." in shown
+
+
+def test_shows_every_comparison_in_markdown(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     published.main(["--markdown", "--results", *map(str, store.glob("runs/*/results.json"))])
     title, *lines = capsys.readouterr().out.splitlines()
     assert title == "## FSDP &#124; 3D"
@@ -224,7 +228,7 @@ def test_shows_a_comparison_from_the_store(store: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("words", [["nosuch"], ["--results", "none.json"]])
-def test_what_is_not_there_is_named(store: Path, words: list[str]) -> None:
+def test_names_a_missing_comparison_or_file(store: Path, words: list[str]) -> None:
     with pytest.raises(SystemExit, match=r"bench_cases.published: .*(unknown comparison 'nosuch'|none.json)"):
         published.main(words)
 
@@ -291,7 +295,7 @@ def test_best_is_the_fastest_without_retries(results: list[Measurement], best: i
     assert best_batch(results) is (None if best is None else results[best])
 
 
-def test_other_cases_are_no_sweep() -> None:
+def test_refuses_a_sweep_of_different_cases() -> None:
     other = make_result(make_run(case=make_case(sequence_length=32)), before=None)
     with pytest.raises(
         ValueError, match=r"differ only in micro_batch, but got fake-\S+-s32-b1-\S+ and fake-\S+-s64-b1-"

@@ -232,8 +232,9 @@ def test_a_case_with_adapters_can_be_a_key() -> None:
     assert {case: 1}[case.replace(seed=case.seed)] == 1
 
 
-def test_long_ids_are_cut_and_stay_distinct() -> None:
-    """This case has only usual fields, but its id would be longer than a file name can be."""
+@pytest.fixture
+def long_ids() -> dict[str, str]:
+    """Return ids that would be longer than a file name can be, by a name for the case."""
     targets = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     case = make_case(
         model=MODELS["llama-3.1-8b"],
@@ -248,11 +249,21 @@ def test_long_ids_are_cut_and_stay_distinct() -> None:
         compile=True,
     )
     larger = case.replace(topology=Topology(nodes=16, processes_per_node=8))
-    ids = [case.id, case.replace(steps=1001).id, larger.id]
-    assert [len(name) for name in ids] == [MAX_ID] * 3
-    assert len(set(ids)) == 3
-    for name, topology in zip(ids, ("2x8", "2x8", "16x8"), strict=True):
-        assert re.fullmatch(rf"fsdp2-no_reshard_after_forward-.*-[0-9a-f]{{12}}-{topology}", name)
+    return {"usual": case.id, "more steps": case.replace(steps=1001).id, "more nodes": larger.id}
+
+
+def test_long_ids_are_cut_and_stay_distinct(long_ids: dict[str, str]) -> None:
+    assert [len(name) for name in long_ids.values()] == [MAX_ID] * 3
+    assert len(set(long_ids.values())) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "topology"), [("usual", "2x8"), ("more steps", "2x8"), ("more nodes", "16x8")]
+)
+def test_a_long_id_ends_with_a_digest_and_the_topology(
+    long_ids: dict[str, str], name: str, topology: str
+) -> None:
+    assert re.fullmatch(rf"fsdp2-no_reshard_after_forward-.*-[0-9a-f]{{12}}-{topology}", long_ids[name])
 
 
 @pytest.mark.parametrize(
@@ -265,7 +276,7 @@ def test_long_ids_are_cut_and_stay_distinct() -> None:
         {"model": Model(name="mine", config={"model_type": "llama", "dropout": [0.1, None]})},
     ],
 )
-def test_json_round_trip(changes: dict[str, Any]) -> None:
+def test_json_reads_back_as_the_same_case(changes: dict[str, Any]) -> None:
     case = make_case(**changes)
     back = Case.model_validate_json(case.model_dump_json())
     assert back == case
@@ -291,17 +302,22 @@ def test_accepts_names_for_model_and_hardware() -> None:
         ("gpu", sorted(set(ACCELERATORS) - {"cpu"})),
     ],
 )
-def test_markers(hardware: Any, markers: list[str]) -> None:
+def test_a_case_has_the_markers_of_its_hardware(hardware: Any, markers: list[str]) -> None:
     assert make_case(hardware=hardware).markers == markers
 
 
+IMAGES = make_case(framework=Script(path="a.py"), model=Model.named("resnet"), sequence_length=None)
+
+
 def test_a_script_may_count_samples() -> None:
-    images = make_case(framework=Script(path="a.py"), model=Model.named("resnet"), sequence_length=None)
-    assert images.id == f"{images.framework.slug()}-resnet-b2-fp32-max_warmup_steps5-steps20-1x2"
-    assert (images.unit, images.sample_length) == ("samples", 1)
-    assert images.parameters["sequence_length"] == "none"
-    assert Case.model_validate_json(images.model_dump_json()) == images
-    text = images.replace(sequence_length=10**6)  # any length is allowed, since the model has no positions
+    assert IMAGES.id == f"{IMAGES.framework.slug()}-resnet-b2-fp32-max_warmup_steps5-steps20-1x2"
+    assert (IMAGES.unit, IMAGES.sample_length) == ("samples", 1)
+    assert IMAGES.parameters["sequence_length"] == "none"
+    assert Case.model_validate_json(IMAGES.model_dump_json()) == IMAGES
+
+
+def test_a_script_may_count_tokens_of_any_length() -> None:
+    text = IMAGES.replace(sequence_length=10**6)  # any length is allowed, since the model has no positions
     assert (text.unit, text.sample_length) == ("tokens", 10**6)
     assert "-s1000000-b2-" in text.id
 

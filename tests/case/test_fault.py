@@ -20,7 +20,7 @@ from perfsuite.errors import CaseError
         ),
     ],
 )
-def test_parse(text: str, kind: str, size: float) -> None:
+def test_reads_the_kind_and_size_of_a_fault(text: str, kind: str, size: float) -> None:
     fault = Fault.parse(text)
     assert (fault.kind, fault.size) == (kind, size)
 

@@ -1,5 +1,6 @@
 import json
 import pkgutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -49,13 +50,16 @@ def read_case(directory: Path, **framework: Any) -> Case:
 # Built-in frameworks
 
 
-def test_each_framework_is_a_file_or_folder() -> None:
+def test_each_file_or_folder_is_a_framework() -> None:
     modules = {module.name for module in pkgutil.iter_modules(frameworks.__path__)}
     assert {*extensions.own(FRAMEWORKS)} == modules - {"base", "common"}
-    for name in extensions.own(FRAMEWORKS):
-        kind = framework_class(name)
-        assert kind is not None
-        assert kind.__module__.removesuffix(".framework") == f"perfsuite.frameworks.{name}"
+
+
+@pytest.mark.parametrize("name", extensions.own(FRAMEWORKS))
+def test_each_framework_is_in_its_file_or_folder(name: str) -> None:
+    kind = framework_class(name)
+    assert kind is not None
+    assert kind.__module__.removesuffix(".framework") == f"perfsuite.frameworks.{name}"
 
 
 # Frameworks of other packages
@@ -87,8 +91,8 @@ def test_suggests_names_of_other_packages(packages: Packages) -> None:
         make_case(framework="megatorn")
 
 
-@pytest.mark.parametrize(
-    ("code", "said"),
+BROKEN = pytest.mark.parametrize(
+    ("code", "reason"),
     [
         ("Mine = 3", "3 is not a perfsuite.frameworks.Framework: derive it from that class"),
         ("class Mine: name = 'mine'", "is not a perfsuite.frameworks.Framework"),
@@ -96,21 +100,34 @@ def test_suggests_names_of_other_packages(packages: Packages) -> None:
         (SIMULATED.replace("stage", "package"), "rename its option 'package'"),
         ("raise OSError('no disk')", "cannot be imported: OSError: no disk"),
     ],
+    ids=["not a class", "not a framework", "another name", "a taken option", "an error"],
 )
-def test_a_broken_framework_names_its_package(
-    packages: Packages, tmp_path: Path, code: str, said: str
-) -> None:
-    """A case with the broken framework can be read as data, but cannot run."""
+
+
+def check_broken(use: Callable[[], object], reason: str) -> None:
+    """Check that the error names the package, the reason, and what to do."""
+    with pytest.raises(ExtensionError) as caught:
+        use()
+    assert str(caught.value).startswith("mine = 'perf_mine:Mine' of perf-mine 1.5 (perfsuite.frameworks)")
+    assert reason in str(caught.value)
+    assert "pip uninstall perf-mine" in str(caught.value)
+
+
+@BROKEN
+def test_a_broken_framework_names_its_package(packages: Packages, code: str, reason: str) -> None:
     install(packages, code)
     assert make_case(framework="ddp").framework == DDP()  # the broken framework has not been needed yet
+    check_broken(lambda: make_case(framework="mine"), reason)
+
+
+@BROKEN
+def test_a_case_with_a_broken_framework_is_only_data(
+    packages: Packages, tmp_path: Path, code: str, reason: str
+) -> None:
+    install(packages, code)
     case = read_case(tmp_path, name="mine", package="perf-mine", slug="mine", stage=2)
     assert isinstance(case.framework, MissingFramework)
-    for use in (lambda: make_case(framework="mine"), lambda: framework_of(case)):
-        with pytest.raises(ExtensionError) as caught:
-            use()
-        assert str(caught.value).startswith("mine = 'perf_mine:Mine' of perf-mine 1.5 (perfsuite.frameworks)")
-        assert said in str(caught.value)
-        assert "pip uninstall perf-mine" in str(caught.value)
+    check_broken(lambda: framework_of(case), reason)
 
 
 def test_a_name_that_is_built_in_cannot_be_taken(packages: Packages) -> None:
@@ -132,20 +149,34 @@ def test_options_without_behaviour_cannot_run(packages: Packages) -> None:
 # A framework that is not installed
 
 
-def test_reads_cases_of_a_missing_framework(packages: Packages, tmp_path: Path) -> None:
+@pytest.fixture
+def file_of_missing(packages: Packages, tmp_path: Path) -> Path:
+    """Return the file of a case whose framework was uninstalled after it was written."""
     install(packages)
     file = tmp_path / "case.json"
     documents.write(file, CaseFile(case=make_case(framework={"name": "mine", "stage": 2}), device="cpu"))
-    before = file.read_text()
     packages.uninstall("perf-mine")
-    case = documents.read(file, CaseFile).case
+    return file
+
+
+def test_reads_cases_of_a_missing_framework(file_of_missing: Path) -> None:
+    case = documents.read(file_of_missing, CaseFile).case
     assert isinstance(case.framework, MissingFramework)
     assert (case.framework.name, case.framework.package) == ("mine", "perf-mine")
     assert case.id.startswith("mine-stage2-gpt2-tiny-s64-")
+
+
+def test_copies_cases_of_a_missing_framework(file_of_missing: Path) -> None:
+    case = documents.read(file_of_missing, CaseFile).case
     assert case.replace(micro_batch=4).framework == case.framework
-    assert documents.read(file, CaseFile).case == case
-    documents.write(file, CaseFile(case=case, device="cpu"))
-    assert file.read_text() == before
+    assert documents.read(file_of_missing, CaseFile).case == case
+
+
+def test_writes_cases_of_a_missing_framework_unchanged(file_of_missing: Path) -> None:
+    before = file_of_missing.read_text()
+    case = documents.read(file_of_missing, CaseFile).case
+    documents.write(file_of_missing, CaseFile(case=case, device="cpu"))
+    assert file_of_missing.read_text() == before
 
 
 def test_missing_framework_says_what_to_install(tmp_path: Path) -> None:
@@ -199,11 +230,18 @@ def test_missing_framework_keeps_results(packages: Packages, tmp_path: Path) -> 
     assert case_id in commands.run("report", session).stdout
 
 
-def test_missing_frameworks_compare_by_options(tmp_path: Path) -> None:
-    one = {"name": "gone", "stage": 1}
-    framework = read_case(tmp_path, **one).framework
-    for other in (one, {"name": "gone", "stage": 2}, {"name": "lost", "stage": 1}):
-        assert (read_case(tmp_path, **other).framework == framework) == (other is one)
+@pytest.mark.parametrize(
+    ("other", "is_equal"),
+    [
+        ({"name": "gone", "stage": 1}, True),
+        ({"name": "gone", "stage": 2}, False),
+        ({"name": "lost", "stage": 1}, False),
+    ],
+    ids=["same", "another option", "another name"],
+)
+def test_missing_frameworks_compare_by_options(tmp_path: Path, other: dict[str, Any], is_equal: bool) -> None:
+    framework = read_case(tmp_path, name="gone", stage=1).framework
+    assert (read_case(tmp_path, **other).framework == framework) == is_equal
 
 
 def test_file_with_unknown_options_fails(tmp_path: Path) -> None:
@@ -213,7 +251,7 @@ def test_file_with_unknown_options_fails(tmp_path: Path) -> None:
         read_case(tmp_path, name="ddp", no_such=1)
 
 
-def test_a_class_that_no_rank_would_find(packages: Packages) -> None:
+def test_refuses_a_class_that_no_rank_would_find(packages: Packages) -> None:
     class Mine(DDP):
         name: ClassVar[str] = "mine"
 

@@ -41,12 +41,12 @@ def test_usable_memory_is_slightly_below_nominal(name: str, product: Accelerator
     assert "https://" in source or "'" in source, "an address, or the text of a public log"
 
 
-def test_products_of_one_class_are_alike() -> None:
-    for product in PRODUCTS.values():
-        alike = [other for other in PRODUCTS.values() if other.hardware_class == product.hardware_class]
-        assert {(other.peak_16bit, other.peak_fp32, other.link_gb_s) for other in alike} == {
-            (product.peak_16bit, product.peak_fp32, product.link_gb_s)
-        }
+@pytest.mark.parametrize("product", PRODUCTS.values(), ids=list(PRODUCTS))
+def test_products_of_one_class_are_alike(product: Accelerator) -> None:
+    alike = [other for other in PRODUCTS.values() if other.hardware_class == product.hardware_class]
+    assert {(other.peak_16bit, other.peak_fp32, other.link_gb_s) for other in alike} == {
+        (product.peak_16bit, product.peak_fp32, product.link_gb_s)
+    }
 
 
 @pytest.mark.parametrize(
@@ -75,18 +75,29 @@ def test_less_common_gpus_have_a_class(
     assert (machine.note is None) == (peak is not None)
 
 
-@pytest.mark.parametrize(
+EMULATES_BF16 = pytest.mark.parametrize(
     ("name", "fp16"),
     [("Tesla V100-SXM2-32GB", 125e12), ("Tesla V100S-PCIE-32GB", 130e12), ("Tesla T4", 65e12)],
 )
+
+
+@EMULATES_BF16
 def test_emulated_bf16_has_no_peak(name: str, fp16: float) -> None:
     machine = make_gpu_machine(name)
     assert [machine.peak_flops(precision) for precision in ("bf16", "bf16-mixed")] == [None, None]
     assert machine.peak_flops("fp16-mixed") == fp16
+
+
+@EMULATES_BF16
+def test_an_older_gpu_emulates_only_bf16(name: str, fp16: float) -> None:
+    machine = make_gpu_machine(name)
     assert machine.emulates("bf16-mixed")
     assert not any(machine.emulates(precision) for precision in ("fp16-mixed", "fp32"))
-    assert not make_gpu_machine("NVIDIA A10").emulates("bf16")
-    assert not make_gpu_machine("NVIDIA Z9000").emulates("bf16"), "its capability is unknown"
+
+
+@pytest.mark.parametrize("name", ["NVIDIA A10", "NVIDIA Z9000"])
+def test_other_and_unknown_gpus_emulate_nothing(name: str) -> None:
+    assert not make_gpu_machine(name).emulates("bf16")
 
 
 def test_a_v100_has_its_class_and_its_link() -> None:
@@ -166,12 +177,11 @@ def test_known_gpu_has_a_class_peak_and_link(
 ) -> None:
     machine = gpu_machine([name], count=8, memory_bytes=80 * GIB, driver="580.1")
     assert (machine.device, machine.devices, machine.driver) == ("cuda", 8, "580.1")
-    assert machine.hardware_class == hardware_class
-    for precision in ("bf16", "bf16-mixed", "fp16-mixed"):
-        assert machine.peak_flops(precision) == pytest.approx(peak_16bit, rel=1e-14)
+    assert (machine.hardware_class, machine.note) == (hardware_class, None)
+    peaks = {precision: machine.peak_flops(precision) for precision in ("bf16", "bf16-mixed", "fp16-mixed")}
+    assert peaks == pytest.approx(dict.fromkeys(peaks, peak_16bit), rel=1e-14)
     assert machine.peak_flops("fp32") == pytest.approx(peak_fp32, rel=1e-14)
     assert machine.link_bytes_per_s == link
-    assert machine.note is None
 
 
 @pytest.mark.parametrize(
@@ -187,7 +197,7 @@ def test_known_gpu_has_a_class_peak_and_link(
         ("NVIDIA A10G", None),
     ],
 )
-def test_the_peak_of_float8_where_a_gpu_has_it(name: str, datasheet: float | None) -> None:
+def test_some_gpus_have_a_peak_of_float8(name: str, datasheet: float | None) -> None:
     """The peaks in the table are TFLOP/s with sparsity, as in the datasheets.
 
     Without sparsity, they are half as high.

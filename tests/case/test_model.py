@@ -60,7 +60,7 @@ def build(model: Model) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("form", ["a dictionary", "an object", "a path", "a path as text"])
-def test_from_a_configuration_that_then_builds(tmp_path: Path, form: str) -> None:
+def test_builds_a_model_from_a_configuration(tmp_path: Path, form: str) -> None:
     config = Qwen2Config(**QWEN)
     config.save_pretrained(tmp_path)
     path = tmp_path / "config.json"
@@ -100,7 +100,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | No
         ([1], r"config: .*got \[1\]"),
     ],
 )
-def test_a_configuration_that_cannot_be(tmp_path: Path, config: Any, said: str) -> None:
+def test_refuses_an_invalid_configuration(tmp_path: Path, config: Any, said: str) -> None:
     if isinstance(config, list):
         (tmp_path / "config.json").write_text(json.dumps(config))
         config = tmp_path / "config.json"
@@ -109,7 +109,7 @@ def test_a_configuration_that_cannot_be(tmp_path: Path, config: Any, said: str) 
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "../x", "-x", "x" * 61])
-def test_a_name_that_no_file_could_have(name: str) -> None:
+def test_refuses_a_name_unfit_for_a_file(name: str) -> None:
     with pytest.raises(CaseError, match=r"^Model: name: "):
         Model(name=name, config={"model_type": "gpt2"})
 

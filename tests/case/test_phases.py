@@ -11,7 +11,7 @@ def test_a_phase_has_words_for_a_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "2nd", "a\nb", "x" * 41, 7])
-def test_what_is_no_name_of_a_phase_is_refused(name: object) -> None:
+def test_an_invalid_phase_name_is_refused(name: object) -> None:
     with pytest.raises(CaseError) as error:
         phase_name(name)
     assert str(error.value).startswith(f"{name!r} is not a valid phase name: begin with a letter")

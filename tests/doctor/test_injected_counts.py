@@ -23,7 +23,7 @@ def reading(times: int) -> Run:
     return make_run(counts=(RankCounts(ranks=(0, 1), counts=Counts(host_reads={"forward": times})),))
 
 
-def told(launches: tuple[Run, ...], field: str, case: Case = CASE) -> list[Row]:
+def rows_of_fault(launches: tuple[Run, ...], field: str, case: Case = CASE) -> list[Row]:
     """Return the rows of one fault and of the case without it.
 
     The three `launches` are one for comparison, one with the fault, and one without the fault.
@@ -59,7 +59,7 @@ MISFIT = make_run(failure=Failure(kind="mismatch", message="it fits others"))
 def test_counts_catch_a_fault_and_no_clean_run(
     injected: Run, clean: Run, field: str, statuses: Any, shown: Any
 ) -> None:
-    rows = told((reading(1), injected, clean), field)
+    rows = rows_of_fault((reading(1), injected, clean), field)
     assert [row.check for row in rows] == ["inject host-read", "ddp without a fault"]
     assert ([row.status for row in rows], [row.found for row in rows]) == (statuses, shown)
     for row, advice in zip(rows, (f"expected {field}", "expected no finding"), strict=True):
@@ -67,12 +67,12 @@ def test_counts_catch_a_fault_and_no_clean_run(
 
 
 def test_catches_nothing_without_a_launch() -> None:
-    [row] = told((MISFIT,), "kernels")
+    [row] = rows_of_fault((MISFIT,), "kernels")
     assert (row.check, row.status, row.found) == ("ddp", "fail", "it fits others")
 
 
 def test_a_case_of_other_hardware_is_not_tried() -> None:
-    [row] = told((), "kernels", CASE.replace(hardware="h100"))
+    [row] = rows_of_fault((), "kernels", CASE.replace(hardware="h100"))
     assert (row.check, row.status, row.found) == ("inject host-read", "unknown", "not tested here")
 
 

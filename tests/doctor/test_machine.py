@@ -52,20 +52,32 @@ def test_peak_of_a_gpu_without_bf16_is_in_fp16() -> None:
     )
 
 
-def test_container_grants_all_visible_core_time(tmp_path: Path) -> None:
-    def cores(quota: str, machine: Machine) -> Row:
-        documents.write_text(tmp_path / "sys/fs/cgroup/cpu.max", quota)
-        return checked(machine, tmp_path)["cores"]
+def cores_under(quota: str, machine: Machine, root: Path) -> Row:
+    """Return the row `cores` of a machine whose cgroup has this quota."""
+    documents.write_text(root / "sys/fs/cgroup/cpu.max", quota)
+    return checked(machine, root)["cores"]
 
-    visible = len(os.sched_getaffinity(0))
+
+VISIBLE = len(os.sched_getaffinity(0))
+
+
+def test_cores_without_a_cgroup_are_reported_as_such(tmp_path: Path) -> None:
     assert "without a visible cgroup limit" in checked(make_machine(), tmp_path)["cores"].found
-    for quota in ("max 100000", "400000000 100000"):
-        row = cores(quota, make_machine())
-        assert (row.status, row.found) == ("pass", f"{visible}, without a limit on their time")
-    for machine, status in ((make_machine(), "fail"), (H100, "unknown")):
-        row = cores("50000 100000", machine)
-        assert row.found == f"{visible} cores are visible, but a cgroup only grants the time of 0.5"
-        assert (row.status, "--cpuset-cpus" in str(row.advice)) == (status, True)
+
+
+@pytest.mark.parametrize("quota", ["max 100000", "400000000 100000"])
+def test_container_grants_all_visible_core_time(tmp_path: Path, quota: str) -> None:
+    row = cores_under(quota, make_machine(), tmp_path)
+    assert (row.status, row.found) == ("pass", f"{VISIBLE}, without a limit on their time")
+
+
+@pytest.mark.parametrize(
+    ("machine", "status"), [(make_machine(), "fail"), (H100, "unknown")], ids=["cpu", "gpu"]
+)
+def test_container_limits_core_time(tmp_path: Path, machine: Machine, status: str) -> None:
+    row = cores_under("50000 100000", machine, tmp_path)
+    assert row.found == f"{VISIBLE} cores are visible, but a cgroup only grants the time of 0.5"
+    assert (row.status, "--cpuset-cpus" in str(row.advice)) == (status, True)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +142,7 @@ def test_hidden_gpus_are_reported_with_a_remedy(tmp_path: Path) -> None:
     assert "hidden GPUs" not in checked(make_gpu_machine(count=4), tmp_path)
 
 
-def test_who_else_uses_the_machine() -> None:
+def test_names_who_else_uses_the_machine() -> None:
     others: list[str] = []
     seen = Neighbours(say=print, show=print, see_gpus=lambda devices: others, sleep=lambda seconds: None)
     assert neighbours_row(H100, seen).status == "pass"
@@ -157,20 +169,31 @@ def test_lists_extensions(packages: Packages) -> None:
     assert (row.status, row.found, row.advice) == ("pass", "mine of perf-mine, k8s of perf-k8s", None)
 
 
-def test_explains_bad_extensions(packages: Packages) -> None:
+@pytest.fixture
+def bad_extensions(packages: Packages) -> Row:
+    """Return the row of extensions that clash, are misnamed, or cannot be imported."""
     packages.install("perf-ddp", MINE.replace('"mine"', '"ddp"'), frameworks="ddp = perf_ddp:Mine")
     packages.install("perf-x", MINE.replace('"mine"', '"x"'), frameworks="y = perf_x:Mine")
     packages.install("perf-three", "M = 3", metrics="m = perf_three:M")
     packages.install("perf-broken", "1 / 0", launchers="broken = perf_broken:M\nlocal = perf_broken:X")
-    row = extensions_row(command_of)
-    assert row.status == "fail"
-    for said in (
+    return extensions_row(command_of)
+
+
+def test_bad_extensions_fail_with_advice(bad_extensions: Row) -> None:
+    assert bad_extensions.status == "fail"
+    assert bad_extensions.advice is not None
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
         "used twice: by perfsuite itself, and by perf-ddp 1.5",
         "Mine.name is 'x': set it to",
         "it is 3",
         "used twice: by perfsuite itself, and by perf-broken 1.5",
         "cannot be imported: ZeroDivisionError",
         "pip uninstall perf-three",
-    ):
-        assert said in row.found
-    assert row.advice is not None
+    ],
+)
+def test_explains_each_bad_extension(bad_extensions: Row, reason: str) -> None:
+    assert reason in bad_extensions.found

@@ -19,16 +19,26 @@ CLOCK = ClockFacts(overhead=(1.001,) * 5, wall=(1.0002,) * 5, step_s=0.1)
 USUAL = {"clock": "pass", "cost of measuring": "pass"}
 
 
-def test_torch_must_reach_the_gpus_that_nvml_sees() -> None:
+def test_torch_reaches_the_gpus_that_nvml_sees() -> None:
     torch, reached = torch_rows(PROBED, make_gpu_machine())
     assert (torch.status, torch.found) == ("pass", torch_build.summary())
     assert (reached.status, reached.found) == ("pass", "torch reaches 8 GPUs, driver 580.1, NCCL 2.29.3")
-    for probed, why in (
+
+
+@pytest.mark.parametrize(
+    ("probed", "why"),
+    [
         (DoctorFile(error="The NVIDIA driver is too old"), "The NVIDIA driver is too old"),
         (PROBED.replace(devices=7), "torch reaches 7 GPUs"),
-    ):
-        row = torch_rows(probed, make_gpu_machine())[1]
-        assert (row.status, row.found) == ("fail", f"NVML sees 8 GPUs (driver 580.1), {why}")
+    ],
+    ids=["none", "too few"],
+)
+def test_torch_must_reach_the_gpus_that_nvml_sees(probed: DoctorFile, why: str) -> None:
+    row = torch_rows(probed, make_gpu_machine())[1]
+    assert (row.status, row.found) == ("fail", f"NVML sees 8 GPUs (driver 580.1), {why}")
+
+
+def test_without_a_gpu_torch_has_one_row() -> None:
     assert [row.check for row in torch_rows(DoctorFile(), make_machine())] == ["torch"]
 
 

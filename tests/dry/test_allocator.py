@@ -290,7 +290,7 @@ def test_kernels_and_collectives_take_no_memory() -> None:
         HostCall("view"),
     )
     memory: tuple[Entry, ...] = (Allocate(0, MIB, 0), UseIn(0, 1), Free(0), Allocate(1, MIB, 0))
-    mixed = [entry for each in memory for entry in (each, *work)]
+    mixed = [entry for of_memory in memory for entry in (of_memory, *work)]
     assert replay(mixed, workspace_bytes=MIB).reserved == replay(memory, workspace_bytes=MIB).reserved > 0
 
 

@@ -48,7 +48,7 @@ class OnGpu:
         (A100, torch.bfloat16, 128, True, False, "efficient"),
     ],
 )
-def test_the_kernel_that_a_gpu_would_run(
+def test_chooses_the_kernel_that_a_gpu_would_run(
     capability: tuple[int, int], dtype: torch.dtype, size: int, masked: bool, grouped: bool, kernel: str
 ) -> None:
     query: torch.Tensor = OnGpu(dtype, size)  # type: ignore[assignment]

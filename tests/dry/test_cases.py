@@ -45,7 +45,7 @@ def test_missing_name_suggests_similar_ones(directory: Path) -> None:
     with pytest.raises(CaseError, match=r"called 'fsdp2-llama-tiny'\. Did you mean fsdp2-llama-tiny-s64"):
         cases.by_id(directory, ["fsdp2-llama-tiny"])
     with pytest.raises(
-        CaseError, match=r"-k nosuch selects no case in .*\. It has 2 case\(s\): ddp-llama-tiny-"
+        CaseError, match=r"-k nosuch selects no case in .*\. The directory has 2 case\(s\): ddp-llama-tiny-"
     ):
         cases.by_expression(directory, "nosuch")
 

@@ -214,7 +214,7 @@ def test_explains_a_break_that_fullgraph_forbids() -> None:
     with pytest.raises(torch._dynamo.exc.Unsupported) as caught:
         torch.compile(breaks, backend="eager", fullgraph=True)(torch.ones(1))
     said = str(explained(caught.value))
-    assert said.startswith("torch.compile cannot capture the whole graph, which fullgraph=True asks for: ")
+    assert said.startswith("fullgraph=True asks for one whole graph, but torch.compile cannot capture it: ")
     assert "print" in said
     assert "\n" not in said
 

@@ -61,7 +61,7 @@ def test_hides_gpus_from_a_pretended_cpu(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_knows_every_one_kernel_gpu_operator() -> None:
     """These keywords of torch decide whether an operator is one kernel or a chain of other operators."""
     functions = {
-        each["func"].partition("(")[0]: each for each in yaml.load(FUNCTIONS.read_text(), yaml.CSafeLoader)
+        entry["func"].partition("(")[0]: entry for entry in yaml.load(FUNCTIONS.read_text(), yaml.CSafeLoader)
     }
 
     def dispatch(name: str) -> set[str]:
@@ -70,9 +70,9 @@ def test_knows_every_one_kernel_gpu_operator() -> None:
 
     split = {
         name
-        for name, each in functions.items()
+        for name, entry in functions.items()
         if "CompositeImplicitAutograd" in dispatch(name)
-        and "CUDA" in dispatch(name) | dispatch(each.get("structured_delegate", name))
+        and "CUDA" in dispatch(name) | dispatch(entry.get("structured_delegate", name))
     }
     assert split >= {"silu_backward"}
     assert split <= set(ONE_KERNEL)

@@ -113,7 +113,7 @@ def test_ranks_gather_the_same_number(to: str) -> None:
     number = torch.tensor([3]).to(to)
     gathered = [torch.empty_like(number) for _ in range(RANKS)]
     dist.all_gather(gathered, number)
-    assert [each.item() for each in gathered] == [3] * RANKS
+    assert [tensor.item() for tensor in gathered] == [3] * RANKS
 
 
 @pytest.mark.usefixtures("ranks")

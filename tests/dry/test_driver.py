@@ -124,7 +124,7 @@ def test_script_has_the_variables_of_its_launch(
     dry_run(case, tmp_path / "run", ranks=[ranks - 1], arm=arm)
     variables = (tmp_path / "run" / "environment").read_text().splitlines()
     names = ("RANK=", "WORLD_SIZE=", "LOCAL_RANK=", "MASTER_PORT=", "PMI_RANK=")
-    assert {each for each in variables if each.startswith(names)} == {f"{n}={v}" for n, v in expected.items()}
+    assert {line for line in variables if line.startswith(names)} == {f"{n}={v}" for n, v in expected.items()}
 
 
 @pytest.mark.launch
@@ -146,5 +146,5 @@ def test_framework_errors_keep_their_traceback(tmp_path: Path) -> None:
     ],
 )
 def test_asks_an_arm_whether_cuda_can_be_pretended(tmp_path: Path, script: str, why: str | None) -> None:
-    told = why_no_cuda(with_process(script, tmp_path))
-    assert told is None if why is None else str(told).endswith(why)
+    reason = why_no_cuda(with_process(script, tmp_path))
+    assert reason is None if why is None else str(reason).endswith(why)

@@ -30,17 +30,28 @@ def predicted(*collectives: Collective, log: Sequence[Entry] = LOG, built: int =
     return known(predict(log, Counts(collectives=collectives), make_gpu_machine(), rank=3, built=built))
 
 
-def test_the_parts_of_a_prediction() -> None:
+def test_a_prediction_is_for_one_rank_and_its_card() -> None:
     fit = predicted()
     assert (fit.rank, fit.live, fit.card) == (3, 14 * GIB, 80 * GIB)
-    assert fit.allocated == 14 * GIB + 2 * 32 * MIB  # Hopper: 32 MiB for each cuBLAS handle
+    assert fit.verdict == "fits"
+
+
+def test_workspaces_are_allocated_beside_live_tensors() -> None:
+    assert predicted().allocated == 14 * GIB + 2 * 32 * MIB  # Hopper: 32 MiB for each cuBLAS handle
+
+
+def test_reserved_memory_has_whole_pages() -> None:
+    fit = predicted()
     assert fit.reserved == fit.reserved_expandable == fit.allocated == 14400 * MIB  # 720 pages of 20 MiB
+    assert fit.reserved_upper == fit.reserved
+
+
+def test_the_cuda_context_is_outside_the_allocator() -> None:
+    fit = predicted()
     assert [part.name for part in fit.outside] == ["CUDA context"]
     (context,) = fit.outside
     assert fit.least == fit.allocated + context.low
     assert fit.most == fit.reserved + context.high
-    assert fit.reserved_upper == fit.reserved
-    assert fit.verdict == "fits"
 
 
 @pytest.mark.parametrize(("name", "nominal"), [("NVIDIA H100 80GB HBM3", False), ("NVIDIA H800", True)])
@@ -79,12 +90,12 @@ def test_cpu_has_no_caching_allocator() -> None:
     ("least", "most", "verdict"),
     [(100, 100, "tight"), (101, 101, "does not fit"), (60, 81, "tight"), (60, 80, "fits")],
 )
-def test_the_verdict(least: int, most: int, verdict: str) -> None:
+def test_bounds_are_judged_against_the_card(least: int, most: int, verdict: str) -> None:
     assert judge(least=least, most=most, card=100) == verdict
 
 
 @pytest.mark.parametrize(("lives", "verdict"), [(70, "tight"), (80, "does not fit")])
-def test_a_card_must_have_what_lives_at_once(lives: int, verdict: str) -> None:
+def test_a_card_must_hold_all_live_tensors(lives: int, verdict: str) -> None:
     assert predicted(log=held(lives)).verdict == verdict
 
 
@@ -117,9 +128,11 @@ def test_facts_are_the_neediest_ranks() -> None:
     assert (roofline.flops, roofline.tokens) == (3 * 10**12, 1000)
 
 
-def test_compiled_model_is_never_said_not_to_fit() -> None:
+def test_a_compiled_model_is_at_worst_tight() -> None:
     """With fusion, a compiled model might need less memory."""
     log = held(100)
     compiled = Counts(kernels=None, compiled=make_compiled(kernels=None, extern_calls=None))
-    said = [known(predict(log, each, make_gpu_machine(), rank=0)).verdict for each in (Counts(), compiled)]
-    assert said == ["does not fit", "tight"]
+    verdicts = [
+        known(predict(log, counts, make_gpu_machine(), rank=0)).verdict for counts in (Counts(), compiled)
+    ]
+    assert verdicts == ["does not fit", "tight"]

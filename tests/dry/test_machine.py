@@ -70,7 +70,7 @@ SIZES = {"hardware": "h100", "topology": Topology(processes_per_node=8)}
         ({"framework": Lightning(strategy="fsdp", cpu_offload=True)}, "offloading keeps shards"),
     ],
 )
-def test_what_cannot_be_run_dry_says_why(changes: dict[str, Any], said: str) -> None:
+def test_says_why_a_case_cannot_run_dry(changes: dict[str, Any], said: str) -> None:
     reason = str(why_not_dry(make_case(**SIZES).replace(**changes), make_gpu_machine()))
     assert reason.startswith("a dry run cannot do this: ")
     assert said in reason

@@ -133,8 +133,8 @@ def test_hybrid_sharding_runs_dry_as_on_a_gpu(hybrid: tuple[Run, RunDir]) -> Non
     ].counts.ops.keys()
     gradients = 4 * count(case.model, case.sample_length).parameters
     for entry in run.counts:
-        reduced = {each.kind: each for each in entry.counts.collectives if "reduce" in each.kind}
-        assert {kind: (each.ranks, each.apart, each.bytes) for kind, each in reduced.items()} == {
+        reduced = {sent.kind: sent for sent in entry.counts.collectives if "reduce" in sent.kind}
+        assert {kind: (sent.ranks, sent.apart, sent.bytes) for kind, sent in reduced.items()} == {
             "reduce_scatter": (2, 1, gradients),
             "all_reduce": (2, 2, gradients / 2),
         }
@@ -174,7 +174,7 @@ def test_ddp_reports_used_parameters_on_a_gpu(tmp_path: Path) -> None:
     assert on_gpu.machine.device == "cuda"
     collectives = on_gpu.counts[0].counts.collectives
     assert collectives == on_cpu.counts[0].counts.collectives
-    assert [each.count for each in collectives if each.dtype == "int32"] == [1]
+    assert [sent.count for sent in collectives if sent.dtype == "int32"] == [1]
 
 
 @pytest.mark.nightly

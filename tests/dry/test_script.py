@@ -186,7 +186,7 @@ def test_trains_alike_on_64_pretended_gpus(tmp_path: Path) -> None:
     run = passed(case, tmp_path / "dry")
     small = counted(passed(case_of(tmp_path, TRAIN), tmp_path / "small"))
     assert run.machine.device_name == "NVIDIA H100 80GB HBM3"
-    assert {each.ranks for each in counted(run).collectives} == {64}
+    assert {sent.ranks for sent in counted(run).collectives} == {64}
     assert counted(run).flops == small.flops
     assert run.notes == ()
     assert not (tmp_path / "model.pt").exists()
@@ -314,7 +314,7 @@ def test_promises_no_speed_for_fp32_in_tf32(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_one_process_is_told_to_use_torchrun(tmp_path: Path) -> None:
+def test_advises_torchrun_for_one_process(tmp_path: Path) -> None:
     case = case_of(tmp_path, TRAIN, ranks=1)
     launched = launch_once(case, detect(), tmp_path / "run").failure
     dry = failure_of(case, tmp_path / "dry")
@@ -357,7 +357,7 @@ def collate(rows):
 """
 
 
-def test_what_scripts_ask_of_torch_is_answered(tmp_path: Path) -> None:
+def test_answers_what_scripts_ask_of_torch(tmp_path: Path) -> None:
     text = TRAIN.replace("        # here", USED).replace(GROUP, GROUP + BACKENDS)
     # torch keeps a backend for each call of torch.compile, which this script makes in each step.
     kept = "_TorchCompileInductorWrapper"
@@ -601,5 +601,5 @@ def test_a_script_may_call_all_of_torch_cuda(tmp_path: Path) -> None:
     """The script uses streams, events, pinned memory, a static graph, a scaler and `torch.accelerator`."""
     run = passed(CASES["script, static graph, fp16"], tmp_path)
     assert run.machine.device == "cuda"
-    gradients = [each for each in counted(run).collectives if each.kind == "all_reduce"]
-    assert {each.dtype for each in gradients} == {"float32"}
+    gradients = [sent for sent in counted(run).collectives if sent.kind == "all_reduce"]
+    assert {sent.dtype for sent in gradients} == {"float32"}

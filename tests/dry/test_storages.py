@@ -104,15 +104,21 @@ def test_reads_and_copies_to_the_host_wait(log: DeviceLog, floats: Make) -> None
     assert log.entries[1:] == waits
 
 
+@pytest.mark.parametrize("to_gpu", [False, True])
 @pytest.mark.parametrize("non_blocking", [False, True])
-def test_only_blocking_copies_between_devices_wait(floats: Make, non_blocking: bool) -> None:
+def test_only_blocking_copies_between_devices_wait(floats: Make, non_blocking: bool, to_gpu: bool) -> None:
     """The operators themselves would look for a GPU."""
     on_gpu = floats(1)
     on_host = floats(1, device=torch.device("cpu"))
+    target, source = (on_gpu, on_host) if to_gpu else (on_host, on_gpu)
     given = {"non_blocking": non_blocking}
-    for target, source in ((on_host, on_gpu), (on_gpu, on_host)):
-        assert _blocks((target, source), given, [target, source], [target]) is not non_blocking
-    assert not _blocks((on_gpu, on_gpu), given, [on_gpu, on_gpu], [on_gpu])
+    assert _blocks((target, source), given, [target, source], [target]) is not non_blocking
+
+
+@pytest.mark.parametrize("non_blocking", [False, True])
+def test_copies_on_one_device_do_not_wait(floats: Make, non_blocking: bool) -> None:
+    on_gpu = floats(1)
+    assert not _blocks((on_gpu, on_gpu), {"non_blocking": non_blocking}, [on_gpu, on_gpu], [on_gpu])
 
 
 def workspaces(log: DeviceLog) -> list[int]:

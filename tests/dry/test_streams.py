@@ -42,7 +42,7 @@ def test_entered_stream_is_current(log: DeviceLog, cuda: dict[str, Any]) -> None
     assert log.stream == 0
 
 
-def test_set_stream_lasts(log: DeviceLog, cuda: dict[str, Any]) -> None:
+def test_a_stream_that_is_set_stays_current(log: DeviceLog, cuda: dict[str, Any]) -> None:
     stream = cuda["Stream"]()
     cuda["set_stream"](stream)
     cuda["set_stream"](None)
@@ -91,7 +91,7 @@ def test_waiting_for_a_stream_records_an_event(log: DeviceLog, cuda: dict[str, A
     assert log.entries == waits
 
 
-def test_nothing_takes_time(cuda: dict[str, Any]) -> None:
+def test_work_on_a_stream_takes_no_time(cuda: dict[str, Any]) -> None:
     stream, event = cuda["Stream"](), cuda["Event"]()
     assert stream.query()
     assert not stream.is_capturing()

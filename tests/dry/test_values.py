@@ -24,9 +24,9 @@ def test_reads_get_answers_that_let_steps_run() -> None:
 def test_a_gradient_scaler_finds_no_infinity() -> None:
     with FakeTensorMode(), NoValues():
         gradient = torch.ones(4)
-        found = torch.zeros(1)
-        torch._amp_foreach_non_finite_check_and_unscale_([gradient], found, torch.ones(()))
-        assert found.item() == 0.0
+        infinities = torch.zeros(1)
+        torch._amp_foreach_non_finite_check_and_unscale_([gradient], infinities, torch.ones(()))
+        assert infinities.item() == 0.0
 
 
 def test_unfilled_integers_are_ones() -> None:
@@ -35,7 +35,7 @@ def test_unfilled_integers_are_ones() -> None:
         for _ in range(3):
             used = torch.arange(1000)
             of_one_size = used.new_empty(1000), torch.empty_like(used), torch.empty(1000, dtype=torch.int64)
-            assert [each.eq(1).sum().item() for each in of_one_size] == [1000] * 3
+            assert [tensor.eq(1).sum().item() for tensor in of_one_size] == [1000] * 3
             used.fill_(0)
             del used, of_one_size
 

@@ -78,10 +78,10 @@ def _without_gloos_copies(counts: Counts) -> tuple[Counter[str], Counter[str]]:
     """
     kernels = Counter[str](counts.kernels)
     ops = Counter[str](counts.ops)
-    for each in counts.collectives:
-        if each.kind == "reduce_scatter":
-            kernels[each.phase] -= each.count
-            ops["aten.copy_"] -= each.count
+    for collective in counts.collectives:
+        if collective.kind == "reduce_scatter":
+            kernels[collective.phase] -= collective.count
+            ops["aten.copy_"] -= collective.count
     return kernels, ops
 
 

@@ -73,7 +73,7 @@ def read(directory: Path, text: str) -> LaunchConfig:
         ("fsdp_offload_params: false", "FULL_SHARD"),
     ],
 )
-def test_every_spelling_of_a_strategy(tmp_path: Path, strategy: str, sharding: str) -> None:
+def test_reads_every_spelling_of_a_strategy(tmp_path: Path, strategy: str, sharding: str) -> None:
     text = FSDP1.replace("fsdp_sharding_strategy: SHARD_GRAD_OP", strategy)
     config = read(tmp_path, text)
     assert (config.file, config.text) == ("mine.yaml", text)
@@ -176,17 +176,32 @@ def test_a_file_for_cpus_is_not_for_gpus(config: Path) -> None:
     assert reason == "mine.yaml: use_cpu is true, but this machine trains on GPUs"
 
 
-def test_what_must_be_observed(config: Path) -> None:
-    case = make_case()
+@pytest.mark.parametrize(
+    ("framework", "expected"),
+    [
+        (Accelerate(strategy="ddp"), {"wrapper": "DistributedDataParallel"}),
+        (Accelerate(strategy="fsdp2"), {"wrapper": "FSDPModule", "sharding": "Shard(0)"}),
+    ],
+    ids=["ddp", "fsdp2"],
+)
+def test_a_case_expects_its_wrapper_and_sharding(framework: Accelerate, expected: dict[str, str]) -> None:
+    assert framework.expected(make_case()) == expected
+
+
+def test_hybrid_fsdp1_expects_its_strategy() -> None:
     zero2 = Accelerate(strategy="fsdp1", sharding_strategy="HYBRID_SHARD_ZERO2")
-    assert zero2.expected(case)["sharding"] == "_HYBRID_SHARD_ZERO2"
-    assert Accelerate(strategy="ddp").expected(case) == {"wrapper": "DistributedDataParallel"}
-    assert Accelerate(strategy="fsdp2").expected(case) == {"wrapper": "FSDPModule", "sharding": "Shard(0)"}
-    hybrid = Accelerate(strategy="fsdp2", dp_replicate_size=2, dp_shard_size=4).expected(case)
+    assert zero2.expected(make_case())["sharding"] == "_HYBRID_SHARD_ZERO2"
+
+
+def test_hybrid_fsdp2_expects_its_mesh() -> None:
+    hybrid = Accelerate(strategy="fsdp2", dp_replicate_size=2, dp_shard_size=4).expected(make_case())
     assert hybrid["mesh"] == "dp_replicate 2 x dp_shard_cp 4"
     assert hybrid["sharding"] == "Replicate, Shard(0)"
+
+
+def test_a_file_expects_its_wrapper_and_sharding(config: Path) -> None:
     sharded = {"wrapper": "FullyShardedDataParallel", "sharding": "SHARD_GRAD_OP"}
-    assert Accelerate(config=config).expected(case) == sharded
+    assert Accelerate(config=config).expected(make_case()) == sharded
 
 
 @pytest.mark.nightly

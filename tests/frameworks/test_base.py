@@ -73,20 +73,36 @@ def llama_tiny(name: str, **changes: Any) -> Model:
     return Model.from_config({**SMALL.model.config, **changes}, name=name)
 
 
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return measured(COUNTED, tmp_path_factory.mktemp("ddp"))
+
+
 @pytest.mark.smoke("ddp")
-def test_a_run_is_complete(tmp_path: Path) -> None:
-    ddp = measured(COUNTED, tmp_path)
-    f = ddp.figures
+def test_a_run_is_complete(ddp: Run) -> None:
     assert len(ddp.step_s) == len(ddp.probe_s) == len(ddp.loss) == 14
-    assert f.tokens_per_s == pytest.approx(2 * 2 * 32 / float(f.step_s_p50 or 0))
-    assert f.tokens_per_s_per_device == pytest.approx(float(f.tokens_per_s or 0) / 2)
-    assert f.peak_memory_bytes
-    assert f.peak_memory_bytes > 4 * 918_656 * 4, "parameters, gradients and two moments in fp32"
-    assert f.mfu is None
-    assert float(f.loss_last or 0) < float(f.loss_first or 0)
-    check_learnt(ddp, COUNTED)
     assert observed(ddp).settings["wrapper"] == "DistributedDataParallel"
     assert observed(ddp).environment["torch"].startswith("2.")
+
+
+@pytest.mark.smoke
+def test_speeds_follow_from_the_median_step(ddp: Run) -> None:
+    figures = ddp.figures
+    assert figures.tokens_per_s == pytest.approx(2 * 2 * 32 / float(figures.step_s_p50 or 0))
+    assert figures.tokens_per_s_per_device == pytest.approx(float(figures.tokens_per_s or 0) / 2)
+    assert figures.mfu is None
+
+
+@pytest.mark.smoke
+def test_peak_memory_holds_the_state_of_training(ddp: Run) -> None:
+    peak_bytes = known(ddp.figures.peak_memory_bytes)
+    assert peak_bytes > 4 * 918_656 * 4, "parameters, gradients and two moments in fp32"
+
+
+@pytest.mark.smoke
+def test_a_run_learns_as_a_plain_loop(ddp: Run) -> None:
+    assert float(ddp.figures.loss_last or 0) < float(ddp.figures.loss_first or 0)
+    check_learnt(ddp, COUNTED)
 
 
 @pytest.mark.launch
@@ -212,7 +228,7 @@ BY_TRAINER = Trainer(fsdp="full_shard auto_wrap", dp_replicate_size=2, dp_shard_
     ],
     ids=lambda case: case.id,
 )
-def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
+def test_options_take_effect(tmp_path: Path, case: Case) -> None:
     """The worker refuses settings that differ from the case. This test checks that it observes them."""
     settings = observed(measured(case, tmp_path)).settings
     blocks = {"llama-tiny": 4, "gpt2-tiny": 2}[case.model.name]

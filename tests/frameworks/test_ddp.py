@@ -9,7 +9,7 @@ from tests.fake_group import fake_group
 from tests.samples import make_case
 
 
-def test_what_is_built_is_what_is_expected() -> None:
+def test_builds_what_the_case_expects() -> None:
     framework = DDP(bucket_cap_mb=1, gradient_as_bucket_view=True, static_graph=True)
     case = make_case(framework=framework, model="llama-tiny")
     assert framework.plan(case) == LaunchPlan(process_group="eager", needs_torch=True)

@@ -42,7 +42,8 @@ def test_options_reach_every_unit(strategy: Any, options: dict[str, Any], prefet
 
 @pytest.mark.parametrize(("precision", "compute"), [("fp32", None), ("bf16-mixed", torch.bfloat16)])
 def test_mixed_precision_reduces_in_fp32(precision: str, compute: Any) -> None:
-    for unit in units(FSDP(sharding_strategy="FULL_SHARD"), precision=precision):
-        policy = unit.mixed_precision
-        assert policy.param_dtype == compute
-        assert policy.reduce_dtype == (None if compute is None else torch.float32)
+    wrapped = units(FSDP(sharding_strategy="FULL_SHARD"), precision=precision)
+    policies = [unit.mixed_precision for unit in wrapped]
+    assert {(policy.param_dtype, policy.reduce_dtype) for policy in policies} == {
+        (compute, None if compute is None else torch.float32)
+    }

@@ -47,7 +47,7 @@ def collectives(case: Case, world_size: int) -> tuple[Collective, ...]:
         (FSDP2(tensor_parallel=2), 4, 2, "shard 2 and shard 2 x tensor 2"),
     ],
 )
-def test_what_is_built_is_what_is_expected(
+def test_builds_what_the_case_expects(
     framework: FSDP2, world_size: int, data_parallel: int, mesh: str
 ) -> None:
     case = TINY.replace(framework=framework, topology=FOUR)
@@ -99,7 +99,7 @@ def test_reduces_gradients_in_the_requested_dtype(dtype: Any) -> None:
 # --- tensor parallelism -----------------------------------------------------------------------------------
 
 
-def test_the_parts_of_all_ranks_make_up_the_whole() -> None:
+def test_parts_of_all_ranks_make_up_the_whole() -> None:
     """Of four ranks, ranks 0 and 1 split the layers of the first shard.
 
     Ranks 2 and 3 split the second one.

@@ -28,7 +28,7 @@ def test_every_precision_has_its_name_in_fabric() -> None:
     assert set(get_args(Precision)) <= set(FABRIC_PRECISION)
 
 
-def test_what_must_be_observed() -> None:
+def test_a_case_expects_its_wrapper_and_sharding() -> None:
     sharded = {"wrapper": "FullyShardedDataParallel", "sharding": "SHARD_GRAD_OP"}
     assert BY_DDP.expected(SMALL) == {"wrapper": "DistributedDataParallel"}
     assert BY_FSDP.replace(sharding_strategy="SHARD_GRAD_OP").expected(SMALL) == sharded
@@ -72,11 +72,10 @@ def test_fsdp_options_reach_every_unit(
     options: dict[str, Any], prefetch: str | None, sharding: str, offload: bool
 ) -> None:
     wrapped = units(FSDP_CASE.replace(framework=BY_FSDP.replace(**options)))
-    assert len(wrapped) == 5
-    for unit in wrapped:
-        assert (None if unit.backward_prefetch is None else unit.backward_prefetch.name) == prefetch
-        assert unit.sharding_strategy.name == sharding
-        assert unit.cpu_offload.offload_params == offload
+    prefetches = [unit.backward_prefetch and unit.backward_prefetch.name for unit in wrapped]
+    assert prefetches == [prefetch] * 5
+    assert [unit.sharding_strategy.name for unit in wrapped] == [sharding] * 5
+    assert [unit.cpu_offload.offload_params for unit in wrapped] == [offload] * 5
 
 
 ACCUMULATED = SMALL.replace(precision="bf16-mixed", gradient_accumulation=2)
@@ -100,7 +99,7 @@ def peak(run: Run) -> int:
     ],
     ids=["ddp", "fsdp2"],
 )
-def test_it_trains_as_a_plain_loop(
+def test_lightning_trains_as_a_plain_loop(
     tmp_path: Path, case: Case, plain: Framework, rel: float, strategy: str
 ) -> None:
     run = measured(case, tmp_path / "lightning")

@@ -54,9 +54,12 @@ def counted(run: Run, rank: int = 0) -> Counts:
 def sent(counts: Counts) -> Sent:
     """Return the collectives between several ranks."""
     return {
-        (each.phase, each.kind, each.ranks, each.apart, each.dtype): (each.count, each.bytes)
-        for each in counts.collectives
-        if each.ranks > 1
+        (collective.phase, collective.kind, collective.ranks, collective.apart, collective.dtype): (
+            collective.count,
+            collective.bytes,
+        )
+        for collective in counts.collectives
+        if collective.ranks > 1
     }
 
 

@@ -25,7 +25,7 @@ def as_in_the_page(*words: str) -> tuple[str, ...]:
 
 
 @pytest.mark.nightly
-def test_torchrun(tmp_path: Path) -> None:
+def test_runs_the_command_of_torchrun(tmp_path: Path) -> None:
     command = as_in_the_page(
         "torchrun", "--standalone", "--nproc-per-node=2", "bench_cases/scripts/train_copy.py"
     )
@@ -43,7 +43,7 @@ def by_accelerate(**env: str) -> Case:
 
 
 @pytest.mark.nightly
-def test_accelerate_launch(tmp_path: Path) -> None:
+def test_runs_the_command_of_accelerate_launch(tmp_path: Path) -> None:
     run = measured(by_accelerate(ACCELERATE_USE_CPU="true"), tmp_path)
     assert run.case.id.startswith("script-train_accelerate-")
     assert observed(run).settings["wrapper"] == "DistributedDataParallel"

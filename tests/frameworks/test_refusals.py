@@ -195,7 +195,7 @@ UNSEEN = "{} cannot be observed in net, because only its name is known"
         row(Script(path="a.py", data_parallel=3), "data_parallel=3 does not divide 2 processes"),
     ],
 )
-def test_what_cannot_run_is_known_beforehand(case: Case, machine: Machine, why: str | None) -> None:
+def test_refuses_an_impossible_case_beforehand(case: Case, machine: Machine, why: str | None) -> None:
     check_refusal(case, machine, why)
 
 
@@ -237,7 +237,7 @@ BAD: dict[type[Framework], list[tuple[dict[str, Any], str]]] = {
         ({"fsdp": "full"}, f"fsdp: unknown word 'full'; use {WORDS}, offload, auto_wrap"),
         ({"fsdp": "auto_wrap"}, f"fsdp: give one sharding strategy of {WORDS}, or nothing for DDP"),
         ({"fsdp": "full_shard no_shard"}, "or nothing for DDP, got 'full_shard no_shard'"),
-        ({"fsdp": "no_shard"}, "no_shard needs fsdp_version=1; FSDP2 has full_shard and shard_grad_op"),
+        ({"fsdp": "no_shard"}, "no_shard needs fsdp_version=1; FSDP2 has only full_shard and shard_grad_op"),
         ({"fsdp_version": 1}, "fsdp_version=1 needs fsdp; give a strategy"),
         ({"fsdp_version": 3}, "fsdp_version: Input should be 1 or 2, got 3"),
         ({"float8": "rowwise"}, "float8: Input should be 'tensorwise', got 'rowwise'"),
@@ -307,5 +307,5 @@ def test_bad_options_list_what_is_allowed(
         (Trainer(fsdp="no_shard", fsdp_version=1), "trainer-no_shard-fsdp_version1"),
     ],
 )
-def test_an_id_tells_options(framework: Framework, slug: str) -> None:
+def test_the_slug_names_the_options(framework: Framework, slug: str) -> None:
     assert framework.slug() == slug

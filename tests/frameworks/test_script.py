@@ -141,7 +141,7 @@ def test_refuses_secrets_without_repeating_them(options: dict[str, Any], name: s
         ({"path": None, "command": ("python", "hidden\0")}, "command: NUL"),
     ],
 )
-def test_what_no_process_can_be_given_is_refused(options: dict[str, Any], said: str) -> None:
+def test_refuses_nul_without_repeating_the_text(options: dict[str, Any], said: str) -> None:
     with pytest.raises(CaseError, match=f"^Script: {said}") as raised:
         Script(**{"path": "a.py", **options})
     assert "hidden" not in str(raised.value)
@@ -173,7 +173,7 @@ def test_a_path_that_names_two_files_is_refused(tmp_path: Path, monkeypatch: pyt
     framework.check(case)
 
 
-def test_what_is_no_secret_may_be_given() -> None:
+def test_accepts_words_that_only_resemble_secrets() -> None:
     env = {"TOKENIZERS_PARALLELISM": "false", "MAX_TOKENS": "8", "HF_TOKEN": "", "HUB": "https://host/x"}
     env |= dict.fromkeys(("PAD_TOKEN", "EOS_TOKEN", "MAX_TOKEN_LENGTH", "TEXT_KEY", "MONKEY", "HOTKEY"), "x")
     arguments = ("--pad-token", "<pad>", "--text-key=text", "--max-tokens", "8", "--push", "--hub-token")
@@ -260,25 +260,34 @@ def test_missing_file_prevents_a_launch(
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_there_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"path": "good.py", "arguments": ("--lr", "1")}, ("PYTHON", "-u", "GOOD", "--lr", "1")),
+        ({"path": "GOOD"}, ("PYTHON", "-u", "GOOD")),
+        ({"module": "good"}, ("PYTHON", "-u", "-m", "good")),
+        ({"module": "torch.distributed.run"}, ("PYTHON", "-u", "-m", "torch.distributed.run")),
+        ({"command": ("./good.py",)}, ("GOOD",)),
+        ({"command": ("torchrun", "good.py")}, ("TORCHRUN", "good.py")),
+    ],
+    ids=["path", "absolute path", "module", "module of a package", "command", "program beside python"],
+)
+def test_finds_an_existing_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    """`GOOD`, `PYTHON` and `TORCHRUN` stand for paths."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "")
     good = Path(script(tmp_path, "x = 1\n", "good.py"))
     good.chmod(0o755)
-    python = sys.executable
     torchrun = str(Path(sys.executable).parent / "torchrun")
-    for options, words in (
-        ({"path": "good.py", "arguments": ("--lr", "1")}, (python, "-u", str(good), "--lr", "1")),
-        ({"path": str(good)}, (python, "-u", str(good))),
-        ({"module": "good"}, (python, "-u", "-m", "good")),
-        ({"module": "torch.distributed.run"}, (python, "-u", "-m", "torch.distributed.run")),
-        ({"command": ("./good.py",)}, (str(good),)),
-        ({"command": ("torchrun", "good.py")}, (torchrun, "good.py")),
-    ):
-        script_framework: Any = Script(**options, cwd=str(tmp_path))
-        script_framework.check(make_case())
-        asked = Command(words=words, directory=str(tmp_path), starts_ranks="command" in options)
-        assert script_framework.plan(make_case()).command == asked
+    paths = {"GOOD": str(good), "PYTHON": sys.executable, "TORCHRUN": torchrun}
+    given = {name: paths.get(value, value) if name == "path" else value for name, value in options.items()}
+    framework: Any = Script(**given, cwd=str(tmp_path))
+    framework.check(make_case())
+    expected = tuple(paths.get(word, word) for word in words)
+    asked = Command(words=expected, directory=str(tmp_path), starts_ranks="command" in options)
+    assert framework.plan(make_case()).command == asked
 
 
 def test_checks_a_promised_configuration() -> None:
@@ -409,11 +418,15 @@ def test_unchanged_script_gives_figures(by_path: Run) -> None:
     assert figures.tokens_per_s == pytest.approx(2 * 4 * 16 / float(figures.step_s_p50 or 0))
     assert figures.peak_memory_bytes is not None
     assert by_path.flops is None
+    assert by_path.device_probe
+
+
+@pytest.mark.smoke
+def test_unchanged_script_has_its_settings_observed(by_path: Run) -> None:
     settings = observed(by_path).settings
     assert (settings["wrapper"], settings["world_size"]) == ("DistributedDataParallel", "2")
     assert settings["compute_dtype"] == "float32"
     assert observed(by_path).environment["script"].startswith("train.py ")
-    assert by_path.device_probe
 
 
 @pytest.mark.launch

@@ -67,7 +67,7 @@ ON_CPU = (*ACCELERATE, "--cpu")
 MULTI = (*ACCELERATE, "--multi_gpu", "--num_processes=2", "--main_process_port=0")
 
 
-def told(directory: Path, by: str, rank: str) -> dict[str, str]:
+def launcher_variables(directory: Path, by: str, rank: str) -> dict[str, str]:
     variables = json.loads((directory / f"{by}-{rank}.json").read_text())
     seen = {name: value for name, value in variables.items() if OF_THE_LAUNCHER.fullmatch(name)}
     return {name: "" if EACH_ITS_OWN.fullmatch(name) else value for name, value in seen.items()}
@@ -149,9 +149,9 @@ def as_its_user_sees(started_by_its_user: Started, monkeypatch: pytest.MonkeyPat
 
 def check(directory: Path, by: str, ranks: Sequence[str]) -> None:
     for rank in ranks:
-        seen = told(directory, by, rank)
+        seen = launcher_variables(directory, by, rank)
         seen = {name: value for name, value in seen.items() if not name.startswith("PERFSUITE_")}
-        assert seen == told(directory, "real", rank)
+        assert seen == launcher_variables(directory, "real", rank)
     assert not list(directory.glob("*-7.json"))
 
 

@@ -7,15 +7,26 @@ from tests.frameworks.test_base import MIXED, measured, observed
 from tests.samples import make_case
 
 
-def test_what_must_be_observed() -> None:
-    case = make_case()
-    assert Trainer().expected(case) == {"wrapper": "DistributedDataParallel"}
-    assert Trainer(fsdp="shard_grad_op").expected(case) == {"wrapper": "FSDPModule", "sharding": "Shard(0)"}
-    split = Trainer(fsdp="full_shard", dp_shard_size=2, tp_size=2).expected(case)
+@pytest.mark.parametrize(
+    ("framework", "expected"),
+    [
+        (Trainer(), {"wrapper": "DistributedDataParallel"}),
+        (Trainer(fsdp="shard_grad_op"), {"wrapper": "FSDPModule", "sharding": "Shard(0)"}),
+        (
+            Trainer(fsdp="hybrid_shard_zero2", fsdp_version=1),
+            {"wrapper": "FullyShardedDataParallel", "sharding": "_HYBRID_SHARD_ZERO2"},
+        ),
+    ],
+    ids=["ddp", "fsdp2", "fsdp1"],
+)
+def test_a_case_expects_its_wrapper_and_sharding(framework: Trainer, expected: dict[str, str]) -> None:
+    assert framework.expected(make_case()) == expected
+
+
+def test_tensor_parallel_expects_its_mesh() -> None:
+    split = Trainer(fsdp="full_shard", dp_shard_size=2, tp_size=2).expected(make_case())
     assert split["mesh"] == "dp_shard_cp 2 x tp 2"
     assert split["sharding"] == "Shard(0), Replicate and Shard(0), Shard(1) and StridedShard(0), Shard(0)"
-    hybrid = {"wrapper": "FullyShardedDataParallel", "sharding": "_HYBRID_SHARD_ZERO2"}
-    assert Trainer(fsdp="hybrid_shard_zero2", fsdp_version=1).expected(case) == hybrid
 
 
 @pytest.mark.nightly

@@ -91,7 +91,7 @@ def within(seconds: float, do: Callable[[], object]) -> BaseException | None:
 
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize("name", READERS)
-def test_a_reader_refuses_what_is_no_regular_file(tmp_path: Path, name: str, kind: str) -> None:
+def test_a_reader_refuses_an_irregular_file(tmp_path: Path, name: str, kind: str) -> None:
     make, said = ODD[kind]
     make(tmp_path / name)
     error = within(30, lambda: READERS[name](tmp_path / name))
@@ -118,7 +118,7 @@ def test_the_results_of_many_cases_are_read(tmp_path: Path) -> None:
         documents.read(tmp_path / "results.json", SessionFile)
 
 
-def test_a_directory_is_none(tmp_path: Path) -> None:
+def test_a_directory_is_not_a_file(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         files.read_bytes(tmp_path)
 

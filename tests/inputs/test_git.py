@@ -66,7 +66,7 @@ def test_reads_another_users_checkout_in_a_container(
     assert revision(repo).commit == commit
 
 
-def test_tells_uncommitted_changes_apart(repo: Path) -> None:
+def test_uncommitted_changes_have_their_own_digests(repo: Path) -> None:
     assert changes(repo) is None
     tracked = repo / "tracked"
     tracked.write_text("a")
@@ -386,7 +386,7 @@ def test_distrusts_another_users_open_directory(hostile: Hostile) -> None:
     assert revision(hostile.top).commit is None
 
 
-def test_a_bare_repository_above_is_none_of_ours(tmp_path: Path) -> None:
+def test_ignores_a_bare_repository_above(tmp_path: Path) -> None:
     git(tmp_path, "init", "--quiet", "--bare", "pretended")
     (tmp_path / "pretended" / "work").mkdir()
     with pytest.raises(GitError, match=r"bareRepository|not a git repository"):
@@ -394,7 +394,7 @@ def test_a_bare_repository_above_is_none_of_ours(tmp_path: Path) -> None:
     assert git(tmp_path / "pretended", "rev-parse", "--is-bare-repository") == "true"
 
 
-def test_what_git_replace_pretends_is_not_read(repo: Path) -> None:
+def test_ignores_replacements_of_commits(repo: Path) -> None:
     (repo / "file").write_text("changed")
     git(repo, "add", "file")
     commit(repo)

@@ -26,7 +26,7 @@ perf_store = kept
         ("setup.cfg", "tool:pytest"),
     ],
 )
-def test_settings_of_each_kind_of_file(tmp_path: Path, name: str, table: str) -> None:
+def test_reads_settings_from_each_kind_of_file(tmp_path: Path, name: str, table: str) -> None:
     (tmp_path / name).write_text(f"[{table}]{TOML if name.endswith('toml') else INI}")
     ini = read_ini(tmp_path)
     assert ini.values["perf_launcher"] == "local"
@@ -45,7 +45,7 @@ def test_nearest_file_about_pytest_wins(tmp_path: Path) -> None:
     assert "perf_launcher" not in read_ini(below).values
 
 
-def test_directories_lie_where_the_file_lies(tmp_path: Path) -> None:
+def test_directories_are_relative_to_their_file(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nperf_store = ../shared\nperf_baselines = /figures\n")
     below = tmp_path / "cases"
     below.mkdir()

@@ -63,13 +63,17 @@ def refused(text: str, repo: Path) -> str:
     return str(caught.value)
 
 
-def test_dot_is_this_environment_and_commit(repo: Path) -> None:
-    for text, variables in ((".", {}), ("A=Ring 'WITH_SPACE=a b'", {"A": "Ring", "WITH_SPACE": "a b"})):
-        here = arm(text, repo)
-        assert (here.python, here.variables, here.directory) == (sys.executable, variables, None)
-        assert here.commit == git("rev-parse", "HEAD", cwd=repo).strip()
-        facts = {"commit": here.commit[:12], "perfsuite": perfsuite.__version__}
-        assert here.facts == {"interpreter": sys.executable, **facts, **variables}
+@pytest.mark.parametrize(
+    ("text", "variables"),
+    [(".", {}), ("A=Ring 'WITH_SPACE=a b'", {"A": "Ring", "WITH_SPACE": "a b"})],
+    ids=["dot", "variables"],
+)
+def test_dot_is_this_environment_and_commit(repo: Path, text: str, variables: dict[str, str]) -> None:
+    here = arm(text, repo)
+    assert (here.python, here.variables, here.directory) == (sys.executable, variables, None)
+    assert here.commit == git("rev-parse", "HEAD", cwd=repo).strip()
+    facts = {"commit": here.commit[:12], "perfsuite": perfsuite.__version__}
+    assert here.facts == {"interpreter": sys.executable, **facts, **variables}
 
 
 def test_numbers_can_be_values_of_variables(repo: Path) -> None:
@@ -126,9 +130,14 @@ def test_a_secret_is_used_and_not_shown(repo: Path) -> None:
     assert secret.variables == {"HF_TOKEN": "abc"}
     assert secret.facts["HF_TOKEN"] == "(not shown)"
     assert secret.text == "HF_TOKEN=..."
+
+
+@pytest.mark.parametrize(
+    "words", ["./python first", "no-such-commit", "first second", "HF_TOKEN=def no-such-commit", "'"]
+)
+def test_a_message_does_not_show_a_secret(repo: Path, words: str) -> None:
     (repo / "python").touch()
-    for words in ("./python first", "no-such-commit", "first second", "HF_TOKEN=def no-such-commit", "'"):
-        assert "abc" not in refused(f"HF_TOKEN=abc {words}", repo)
+    assert "abc" not in refused(f"HF_TOKEN=abc {words}", repo)
 
 
 def test_commit_is_a_worktree_first_on_the_path(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,11 +258,11 @@ def test_refuses_an_interpreter_that_is_too_slow(repo: Path, monkeypatch: pytest
         (f"{sys.executable} /bin/sh", "names two interpreters"),
     ],
 )
-def test_words_that_are_no_arm_are_refused(repo: Path, text: str, words: str) -> None:
+def test_refuses_words_that_do_not_make_an_arm(repo: Path, text: str, words: str) -> None:
     assert words in refused(text, repo)
 
 
-def test_outside_git_there_is_no_commit(tmp_path: Path) -> None:
+def test_has_no_commit_outside_of_git(tmp_path: Path) -> None:
     assert arm("X=1", tmp_path).facts["commit"] == "not known to git"
     assert "'main' is not a commit of" in refused("main", tmp_path)
 

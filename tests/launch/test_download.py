@@ -119,7 +119,7 @@ def test_asks_before_a_download(index: Server, tmp_path: Path) -> None:
         ((None, None), "pip downloads packages of unknown size: a 1, b 1", False),
     ],
 )
-def test_what_is_downloaded_is_told_with_its_size(
+def test_names_downloads_with_their_sizes(
     server: Server, sizes: tuple[Any, Any], text: str, is_large: bool
 ) -> None:
     said: list[tuple[str, bool]] = []
@@ -133,9 +133,9 @@ def test_what_is_downloaded_is_told_with_its_size(
     assert said == [(text, is_large)]
 
 
-def test_silent_server_hides_the_size() -> None:
-    for url in ("http://127.0.0.1:9/x.whl", "nosuch://x", "https://[broken"):
-        assert download.size_of(url) is None
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/x.whl", "nosuch://x", "https://[broken"])
+def test_silent_server_hides_the_size(url: str) -> None:
+    assert download.size_of(url) is None
 
 
 def test_two_arms_need_one_consent(server: Server) -> None:

@@ -184,16 +184,21 @@ def test_reads_autotuning_where_inductor_writes(tmp_path: Path, monkeypatch: pyt
     assert driving.environment(launched)["TORCHINDUCTOR_CACHE_DIR"] == str(launched.run_dir.inductor_cache)
 
 
-def test_torchs_default_cache_is_no_users_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch sets the variable to its default if, for example, a `conftest.py` imports parts of torch."""
-    of_torch = default_cache_dir()
+def inductor_cache(job: Job) -> str:
+    return driving.environment(job)["TORCHINDUCTOR_CACHE_DIR"]
+
+
+def test_keeps_the_cache_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     of_the_user = f"{tempfile.gettempdir()}/torchinductor_mine"
-    for named, chosen in (
-        (of_torch, str(tmp_path / "case" / "compile-caches" / "inductor")),
-        (of_the_user, of_the_user),
-    ):
-        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", named)
-        assert driving.environment(job(tmp_path / "case" / "launch-2"))["TORCHINDUCTOR_CACHE_DIR"] == chosen
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", of_the_user)
+    assert inductor_cache(job(tmp_path / "case" / "launch-2")) == of_the_user
+
+
+def test_replaces_the_default_cache_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch sets the variable to its default if, for example, a `conftest.py` imports parts of torch."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
+    of_case = str(tmp_path / "case" / "compile-caches" / "inductor")
+    assert inductor_cache(job(tmp_path / "case" / "launch-2")) == of_case
 
 
 def test_sets_gpu_order_and_nccl_timeouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,15 +212,17 @@ def test_sets_gpu_order_and_nccl_timeouts(tmp_path: Path, monkeypatch: pytest.Mo
     on_cpu = job(tmp_path, timeout_s=900)
     on_gpu = replace(on_cpu, machine=make_gpu_machine())
 
-    def told(job: Job) -> dict[str, str]:
+    def variables_of(job: Job) -> dict[str, str]:
         environment = driving.environment(job)
         return {name: environment[name] for name in theirs if name in environment}
 
     for name in theirs:
         monkeypatch.delenv(name, raising=False)
     recorder = "TORCH_FR_DUMP_TEMP_FILE"
-    assert told(on_cpu) == {recorder: ours[recorder]}
-    assert told(on_gpu) == numbered | ours
+    assert variables_of(on_cpu) == {recorder: ours[recorder]}
+    assert variables_of(on_gpu) == numbered | ours
     for name in theirs:
         monkeypatch.setenv(name, "7")
-    assert told(on_gpu) == theirs | numbered, "a variable that the user has set wins, except for the numbers"
+    assert variables_of(on_gpu) == theirs | numbered, (
+        "a variable that the user has set wins, except for the numbers"
+    )

@@ -186,7 +186,7 @@ DENIED = "docker: Error response from daemon: pull access denied for a"
     ],
     ids=["two", "a release, too", "no runtime", "no perfsuite", "not pulled"],
 )
-def test_what_is_no_arm_of_an_image_is_refused(
+def test_refuses_an_invalid_arm_of_an_image(
     only: str, tmp_path: Path, words: str, runtime: str | None, message: str
 ) -> None:
     if runtime is not None:

@@ -38,7 +38,7 @@ def said_while_held() -> str:
 
 
 @pytest.mark.usefixtures("file")
-def test_waiter_is_told_once_who_holds_the_lock() -> None:
+def test_says_once_who_holds_the_lock() -> None:
     first = MachineLock()
     said = list[str]()
     naps = list[float]()
@@ -85,12 +85,12 @@ def test_any_user_may_open_the_file(file: Path) -> None:
     ids=["empty", "escapes", "long"],
 )
 @pytest.mark.usefixtures("held")
-def test_what_another_wrote_is_not_trusted(file: Path, content: str, said: str) -> None:
+def test_text_of_another_user_is_cleaned_and_cut(file: Path, content: str, said: str) -> None:
     file.write_text(content)
     assert said_while_held().endswith(f": {said}")
 
 
-def test_a_lock_that_cannot_be_opened_is_said(file: Path) -> None:
+def test_a_lock_that_cannot_be_opened_is_named(file: Path) -> None:
     file.symlink_to("elsewhere")
     with pytest.raises(FileError, match=rf"cannot open {file}, the lock of this machine: .*{LOCK_FILE}"):
         MachineLock().take(print)

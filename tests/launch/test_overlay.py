@@ -244,7 +244,7 @@ def planned(below: Environment, tmp_path: Path, torch: Package, *others: Package
     return plan(wanted, tmp_path)
 
 
-def test_what_pins_torch_moves_with_it(below: Environment, tmp_path: Path) -> None:
+def test_packages_that_pin_torch_move_with_it(below: Environment, tmp_path: Path) -> None:
     torch = Package(name="torch", version="1", url="")
     vision = Package(name="vision", version="0.5", url="")
     made = planned(below, tmp_path, torch, vision)

@@ -80,7 +80,7 @@ INVALID = "ERROR: Invalid requirement: 'one ! two': Expected end"
     ["\n    one ! two\n        ^ (from line 2 of a.txt)\n", " (from line 2 of a.txt)\n"],
     ids=["pip 26.3", "pip 23.0"],
 )
-def test_names_the_line_that_is_no_requirement(where: str) -> None:
+def test_names_the_line_with_an_invalid_requirement(where: str) -> None:
     assert reason(INVALID + where) == "line 2 of a.txt is not a requirement: 'one ! two': Expected end"
 
 

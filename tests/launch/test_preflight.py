@@ -37,7 +37,7 @@ def left(run_dir: RunDir, *, nodes: Iterable[int] = (0, 1, 2), ranks: Iterable[i
         report(run_dir, rank)
 
 
-def found(
+def preflight_of(
     directory: Path, work: Callable[[RunDir], Failure | None], machine: Machine | None = None
 ) -> Preflight:
     """Return the preflight of nodes that do not exist. `work` writes the files that they leave."""
@@ -48,7 +48,7 @@ def found(
     return preflight(launch, machine or make_machine(), 3, directory, names=NAMES)
 
 
-def test_it_is_a_job_whose_ranks_only_probe(tmp_path: Path) -> None:
+def test_ranks_of_a_preflight_only_probe(tmp_path: Path) -> None:
     jobs: list[Job] = []
 
     def launch(job: Job) -> None:
@@ -70,7 +70,7 @@ def test_slowest_rank_of_all_gpus_counts(tmp_path: Path) -> None:
         for rank in range(6):
             report(run_dir, rank, matmul_tflops=100.0 + rank if rank != 3 else 70.0)
 
-    seen = found(tmp_path, work, make_gpu_machine(count=2))
+    seen = preflight_of(tmp_path, work, make_gpu_machine(count=2))
     assert [node.rates["matmul_tflops"] for node in seen.nodes] == [100, 70, 104]
     assert seen.problems == ["n2: matmul 70 TFLOP/s, n3 has 104 (healthy: at least 75% of this)"]
 
@@ -100,7 +100,7 @@ def test_first_failed_ranks_node_is_bad(
         for rank, message in enumerate(failures):
             report(run_dir, rank, failure=Failure(kind="crash", message=message, rank=rank, at=rank))
 
-    seen = found(tmp_path, work)
+    seen = preflight_of(tmp_path, work)
     assert seen.problems == ([] if problem is None else [problem.format(tmp_path)])
     assert seen.failure == (failure and failure.format(tmp_path))
     assert [node.rates for node in seen.nodes] == [{}, {}, {}]
@@ -129,19 +129,19 @@ def test_blames_a_node_unlike_the_others(
         left(run_dir, nodes=nodes, ranks=ranks)
         return ended
 
-    seen = found(tmp_path, work)
+    seen = preflight_of(tmp_path, work)
     sentences = [*seen.problems, *filter(None, [seen.failure])]
     assert len(seen.problems) == (problem is not None)
     assert [line.startswith(str(problem or failure)) for line in sentences] == [True]
     assert sentences[0].endswith(f"(see {tmp_path})")
 
 
-def test_unreadable_report_is_no_error(tmp_path: Path) -> None:
+def test_an_unreadable_report_is_a_failure_of_the_launch(tmp_path: Path) -> None:
     def work(run_dir: RunDir) -> None:
         left(run_dir)
         run_dir.rank(1).write_text("{")
 
-    seen = found(tmp_path, work)
+    seen = preflight_of(tmp_path, work)
     assert seen.problems == []
     assert "rank-1.json: not JSON" in str(seen.failure)
 
@@ -151,7 +151,7 @@ def test_expired_allocation_blames_no_node(tmp_path: Path) -> None:
         raise AllocationOverError("the Slurm job 7 is over: CANCELLED")
 
     with pytest.raises(AllocationOverError):
-        found(tmp_path, over)
+        preflight_of(tmp_path, over)
 
 
 # Comparing nodes
@@ -240,7 +240,7 @@ SILENT = NodePreflight(name="n3", problems=("crash: exit code 1",))
         ([make_node(1, next_gb_s=0.001), NodePreflight(name="n2")], []),
     ],
 )
-def test_what_links_say_against_a_node(nodes: list[NodePreflight], said: list[str]) -> None:
+def test_a_node_is_bad_if_both_of_its_links_are_slow(nodes: list[NodePreflight], said: list[str]) -> None:
     assert problems(*nodes) == said
 
 

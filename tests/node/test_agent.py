@@ -136,7 +136,7 @@ def test_writes_a_failure_while_other_ranks_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("nodes", "where"), [(1, ""), (2, f"{socket.gethostname()}: ")])
-def test_what_stops_an_agent_fails_the_launch(tmp_path: Path, nodes: int, where: str) -> None:
+def test_an_error_of_an_agent_fails_the_launch(tmp_path: Path, nodes: int, where: str) -> None:
     def run(job: AgentJob) -> NoReturn:
         raise LaunchError("node 0 has not told")
 
@@ -147,7 +147,7 @@ def test_what_stops_an_agent_fails_the_launch(tmp_path: Path, nodes: int, where:
     assert (failure.kind, failure.message) == ("error", f"{where}LaunchError: node 0 has not told")
 
 
-def test_ranks_are_told_the_cores_near_their_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_learn_the_cores_near_their_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     near: list[frozenset[int]] = []
 
     def run(job: AgentJob) -> list[Failure]:

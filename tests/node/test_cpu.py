@@ -34,7 +34,7 @@ def test_cpu_columns_count_for_job_cores(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "cpu0 1 2", "cpu0 a b c d e f g h"])
-def test_what_is_no_stat_is_unknown(tmp_path: Path, content: str | None) -> None:
+def test_an_unreadable_stat_file_is_unknown(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "stat").write_text(content)
     assert read_cpu(tmp_path / "stat", {0}) is None

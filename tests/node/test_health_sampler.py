@@ -33,9 +33,8 @@ def seen(health: Health | None) -> Health:
     return health
 
 
-def test_reads_slow_gpu_values_once_a_second() -> None:
-    nvml = Nvml({})
-    health = watched(nvml)
+def test_reports_means_and_extremes_of_a_gpu() -> None:
+    health = watched(Nvml({}))
     assert (health.samples, health.seconds, health.steps, health.notes) == (20, 4.75, 19, ())
     assert health.devices == (
         DeviceHealth(
@@ -54,12 +53,23 @@ def test_reads_slow_gpu_values_once_a_second() -> None:
     )
     assert (health.cores, health.cores_of_machine) == (len(os.sched_getaffinity(0)), os.cpu_count())
     assert machine_problems(health, make_gpu_machine(count=1)) == []
+
+
+def test_reads_slow_gpu_values_once_a_second() -> None:
+    nvml = Nvml({})
+    assert watched(nvml).samples == 20
     asked = Counter(function.removeprefix("nvmlDeviceGet") for function, _ in nvml.calls)
-    for function in ("ClockInfo", "CurrentClocksEventReasons", "PowerUsage"):
-        assert asked[function] == 20
+    quick = ("ClockInfo", "CurrentClocksEventReasons", "PowerUsage")
+    assert {function: asked[function] for function in quick} == dict.fromkeys(quick, 20)
     assert asked["UtilizationRates"] == asked["Temperature"] == 5
     # The additional call is before the launch.
     assert asked["MemoryInfo"] == asked["ComputeRunningProcesses"] == 5 + 1
+
+
+def test_reads_all_values_at_both_ends_of_a_training() -> None:
+    nvml = Nvml({"nvmlDeviceGetTemperature": (50, 60, 90)})
+    health = seen(sampled([0, 1, 25], every_s=0.1, is_last=25, devices=1, nvml=nvml))
+    assert (health.samples, health.devices[0].temperature_c) == (2, 90)
 
 
 def test_reads_energy_only_at_the_ends_of_steps() -> None:
@@ -92,6 +102,7 @@ def test_counts_only_time_with_steps() -> None:
     assert nvml.calls.count(("nvmlDeviceGetClockInfo", 0)) <= 13.5 / EVERY_S + 3
 
 
+@pytest.mark.parametrize("every_s", [0.06, 0.01])
 @pytest.mark.parametrize(
     ("steps", "between"),
     [
@@ -99,11 +110,12 @@ def test_counts_only_time_with_steps() -> None:
         *((steps, None) for steps in ([], [None] * 9, [0] * 9, [3] * 9)),
     ],
 )
-def test_samples_both_ends_of_a_short_training(steps: list[int | None], between: int | None) -> None:
+def test_samples_both_ends_of_a_short_training(
+    steps: list[int | None], between: int | None, every_s: float
+) -> None:
     """If training has begun before the first look, it is assumed to have begun with the launch."""
-    for every_s in (0.06, 0.01):
-        health = sampled(steps, every_s=every_s, is_last=None if between is None else steps[-1])
-        assert (health and (health.samples, health.steps)) == (between and (2, between))
+    health = sampled(steps, every_s=every_s, is_last=None if between is None else steps[-1])
+    assert (health and (health.samples, health.steps)) == (between and (2, between))
 
 
 def test_reads_no_gpu_before_the_job_uses_it() -> None:
@@ -280,7 +292,7 @@ def test_keeps_the_slowest_gpus_clock_by_step() -> None:
     assert watched(Nvml({}, slow), samples=3).sm_clocks_mhz == ((1, 1200), (2, 1300), (3, 1100))
 
 
-def test_shares_of_the_cores_that_the_job_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares_are_of_the_cores_allowed_to_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2})
     monkeypatch.setattr(os, "sysconf", lambda name: 100)
     clock = Clock()
@@ -363,7 +375,7 @@ def test_cpu_shares_span_first_to_last_sample(
     assert measured == dict(zip(("job_cpu", "foreign_cpu", "steal"), shares, strict=False))
 
 
-def test_seconds_are_told_to_the_millisecond() -> None:
+def test_reports_seconds_to_the_millisecond() -> None:
     samples = [a_sample(1), a_sample(2), a_sample(3.12345)]
     health = health_sampler._health(samples, (), ("noted",), 0)
     assert (health.samples, health.seconds, health.steps, health.notes) == (3, 2.123, 2, ("noted",))

@@ -97,7 +97,7 @@ def test_agent_sees_a_lease_that_stops_changing(
     assert passing.seconds == pytest.approx(changed_s + 3 * bool(lost_s), abs=2 * lease.LOOK_S)
 
 
-def test_a_stalled_file_system_is_no_lost_driver(
+def test_a_stalled_file_system_does_not_end_the_job(
     file: Path, monkeypatch: pytest.MonkeyPatch, passing: Passing
 ) -> None:
     """The agent's read and the driver's write hang at the same time, and return at the same time."""

@@ -53,7 +53,7 @@ def detected(
         *(("1,9,2", 1, 81), ("1,-1,2", 1, 81), ("GPU-2,GPU-9,GPU-0", 1, 82), ("3,nonsense", 1, 83)),
     ],
 )
-def test_cuda_visible_devices(
+def test_sees_the_gpus_that_cuda_sees(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, devices: int, memory_gib: int
 ) -> None:
     machine = detected(monkeypatch, *[H100] * 4, visible=visible)

@@ -151,7 +151,11 @@ def test_notes_pending_errors_and_judges_faults(
 @pytest.mark.parametrize(
     ("states", "links", "why"),
     [
-        ((1,) * 17 + (0,), [(18, 0), (17, 1)], ["17 of its NVLinks are up, but 18 of another GPU's"]),
+        (
+            (1,) * 17 + (0,),
+            [(18, 0), (17, 1)],
+            ["17 of its NVLinks are up, but another GPU has 18 that are up"],
+        ),
         ((1,) * 12 + (NVMLError("Invalid Argument"),), [(18, 0), (12, 0)], ["12 of its NVLinks are up"]),
         ((0,), [(18, 0), (None, None)], []),  # like one of two cards without a bridge
         (NotSupported("Not Supported"), [(18, 0), (None, None)], []),
@@ -178,7 +182,7 @@ def test_gpu_without_an_nvlink_is_unhealthy(states: Any, links: list[Any], why: 
         (8, [NVMLError("Unknown Error")], [set()]),
     ],
 )
-def test_the_cores_near_each_gpu(
+def test_reports_the_cores_near_each_gpu(
     monkeypatch: pytest.MonkeyPatch, cores: int, masks: list[Any], near: list[set[int]]
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cores)

@@ -80,7 +80,7 @@ def test_kills_only_the_living_of_one_job(start: Start, mark: str) -> None:
     assert pids(f"{mark}-2") == [others.pid]
 
 
-def test_who_sweeps_does_not_kill_itself(mark: str) -> None:
+def test_a_sweep_spares_its_own_process(mark: str) -> None:
     code = (
         f"from perfsuite.node.processes import marked, sweep; print(len(marked({mark!r})), end=' ')\n"
         f"sweep({mark!r}); print('lives')"

@@ -384,14 +384,22 @@ def moved_word(word: str) -> str:
 
 def test_path_in_an_option_is_the_worktrees(tmp_path: Path, worktree: Path) -> None:
     assert moved_word(f"--config={tmp_path}/new.yaml") == f"--config={worktree}/new.yaml"
-    for kept in ("--steps=3", f"--config={worktree}/new.yaml"):
-        assert moved_word(kept) == kept
 
 
-def test_program_is_always_the_worktrees(tmp_path: Path, worktree: Path) -> None:
+@pytest.mark.parametrize("word", ["--steps=3", "--config={}/new.yaml"])
+def test_keeps_other_options(worktree: Path, word: str) -> None:
+    """One option contains no path, and the other already contains a path of the worktree."""
+    option = word.format(worktree)
+    assert moved_word(option) == option
+
+
+@pytest.mark.parametrize("program", ["train.py", "train.sh"])
+def test_program_is_always_the_worktrees(tmp_path: Path, worktree: Path, program: str) -> None:
     """Otherwise the arm would run the program of the working tree."""
-    for program in ("train.py", "train.sh"):
-        assert moved_word(f"{tmp_path}/{program}") == f"{worktree}/{program}"
+    assert moved_word(f"{tmp_path}/{program}") == f"{worktree}/{program}"
+
+
+def test_a_command_without_a_suffix_is_the_worktrees(tmp_path: Path, worktree: Path) -> None:
     assert ranks.moved_command((f"{tmp_path}/bin/train",)) == [f"{worktree}/bin/train"]
 
 
@@ -399,10 +407,10 @@ def test_python_file_in_an_option_is_the_worktrees(tmp_path: Path, worktree: Pat
     assert moved_word(f"--config={tmp_path}/large.py") == f"--config={worktree}/large.py"
 
 
-def test_path_with_an_equals_sign_is_the_worktrees(tmp_path: Path, worktree: Path) -> None:
+@pytest.mark.parametrize("word", ["{}/lr=0.1", "--data={}/lr=0.1"])
+def test_path_with_an_equals_sign_is_the_worktrees(tmp_path: Path, worktree: Path, word: str) -> None:
     (worktree / "lr=0.1").mkdir()
-    for word in ("{}/lr=0.1", "--data={}/lr=0.1"):
-        assert moved_word(word.format(tmp_path)) == word.format(worktree)
+    assert moved_word(word.format(tmp_path)) == word.format(worktree)
 
 
 @pytest.mark.parametrize("option", ["", "--data="])

@@ -92,13 +92,13 @@ def has_ini_key(config: pytest.Config, key: str) -> bool:
 # Blocks
 
 
-def test_every_block_is_checked_or_explained() -> None:
-    for page in PAGES:
-        for block in page.blocks:
-            checked = {"shell", "python", "text", *CHECKED_BY_PARSING}
-            assert block.language in checked or block.language.startswith("{"), block.where
-            assert set(block.marks) <= MARKS, block.where
-            assert block.marks.get("needs", "gpu") in NEEDS, block.where
+@every_page
+def test_every_block_is_checked_or_explained(page: Page) -> None:
+    known_languages = {"shell", "python", "text", *CHECKED_BY_PARSING}
+    for block in page.blocks:
+        assert block.language in known_languages or block.language.startswith("{"), block.where
+        assert set(block.marks) <= MARKS, block.where
+        assert block.marks.get("needs", "gpu") in NEEDS, block.where
 
 
 @pytest.mark.parametrize("language", CHECKED_BY_PARSING)
@@ -337,14 +337,18 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
-def test_home_page_has_the_readmes_status() -> None:
-    pages = [(ROOT / name).read_text() for name in ("README.md", "docs/index.md")]
-    said = [" ".join(re.findall(r"^> (.*)$", page, re.MULTILINE)) for page in pages]
-    for words in (
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
+@pytest.mark.parametrize(
+    "words",
+    [
         "There is no release on PyPI yet",
         "Several GPUs, NCCL between them and real nodes have not been",
-    ):
-        assert [words in text for text in said] == [True, True]
+    ],
+    ids=["release", "hardware"],
+)
+def test_home_page_has_the_readmes_status(words: str, name: str) -> None:
+    page = (ROOT / name).read_text()
+    assert words in " ".join(re.findall(r"^> (.*)$", page, re.MULTILINE))
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/index.md"])

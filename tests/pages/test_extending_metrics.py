@@ -18,6 +18,7 @@ from perfsuite.report.terminal import explanation
 from perfsuite.results import Run
 from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.metric import find_metric
+from perfsuite.results.session_file import Measurement
 from perfsuite.verdict.judge import judge
 from perfsuite.verdict.policy import Policy
 from tests.doc_pages import ROOT, Page
@@ -58,27 +59,51 @@ def with_weights(run: Run, mib: float) -> Run:
     return run.replace(figures=run.figures.replace(extra=extra))
 
 
-def test_judges_and_shows_a_metric_like_any_other(uninstall: Callable[[], None], tmp_path: Path) -> None:
+@pytest.fixture
+def larger(uninstall: Callable[[], None]) -> Measurement:
+    """Return a case whose weights became 3% larger."""
+    baseline = from_runs([with_weights(BEFORE, 100)] * 5)
+    runs = [with_weights(BEFORE, 103)]
+    return make_result(*runs, verdict=judge(runs, baseline, NOISE, Policy(max_launches=1)))
+
+
+@pytest.mark.usefixtures("uninstall")
+def test_a_baseline_keeps_a_metric_of_a_package(tmp_path: Path) -> None:
     baseline = from_runs([with_weights(BEFORE, 100)] * 5)
     documents.write(tmp_path / "b.json", baseline)
     assert documents.read(tmp_path / "b.json", Baseline) == baseline
-    larger = [with_weights(BEFORE, 103)]
-    verdict = judge(larger, baseline, NOISE, Policy(max_launches=1))
+
+
+def test_judges_a_metric_like_any_other(larger: Measurement) -> None:
+    verdict = larger.verdict
     assert [check.metric for check in verdict.checks][-1:] == ["weight_bytes"]
     assert (verdict.outcome, verdict.checks[-1].outcome) == ("regressed", "regressed")
-    result = make_result(*larger, verdict=verdict)
-    words = explanation(result)
+
+
+def test_explains_a_metric_like_any_other(larger: Measurement) -> None:
+    words = explanation(larger)
     assert "weights: 103.0 MiB, baseline 100.0 MiB: 3.0% more, 1.0% allowed: regressed" in words
     assert "99th percentile of a step: 45.6 ms (not judged)" in words
-    session = make_session(0).replace(results=(result,))
-    html = page.render([session])
-    for heading, cell in (("weights", "103.0 MiB"), ("p99", "45.6 ms")):
-        assert html.count(f">{heading}</th>") == 2 + (heading == "weights")  # overview, launches, checks
-        assert f">{cell}</td>" in html
-    text = markdown.render([session])
+
+
+@pytest.mark.parametrize(("heading", "cell", "tables"), [("weights", "103.0 MiB", 3), ("p99", "45.6 ms", 2)])
+def test_a_page_shows_a_metric_like_any_other(
+    larger: Measurement, heading: str, cell: str, tables: int
+) -> None:
+    """The overview and the launches have a column for each metric, and the checks one for a judged metric."""
+    html = page.render([make_session(0).replace(results=(larger,))])
+    assert html.count(f">{heading}</th>") == tables
+    assert f">{cell}</td>" in html
+
+
+def test_markdown_shows_a_metric_like_any_other(larger: Measurement) -> None:
+    text = markdown.render([make_session(0).replace(results=(larger,))])
     assert "| memory | p99 | weights |" in text
     assert "| 64.0 MiB | 45.6 ms | 103.0 MiB |" in text
-    stated = properties(result)
+
+
+def test_properties_hold_a_metric_like_any_other(larger: Measurement) -> None:
+    stated = properties(larger)
     assert (stated["weight_bytes"], stated["step_s_p99"]) == (103 * 2**20, 0.0456)
     assert stated["weight_bytes_change"] == pytest.approx(0.03, rel=1e-3)
 
@@ -88,29 +113,45 @@ def test_metric_must_be_in_baseline_and_launch(uninstall: Callable[[], None]) ->
     without = [BEFORE] * 5
     check = judge(with_it[:3], from_runs(without), NOISE, Policy()).checks[-1]
     assert (check.metric, check.outcome) == ("weight_bytes", "inconclusive")
-    assert check.note == "not in the baseline: accept or record a new one"
+    assert check.note == "not in the baseline: accept or record a new baseline"
     verdict = judge(without[:1], from_runs(with_it), NOISE, Policy())
     assert (verdict.outcome, verdict.failure) == ("failed", "missing_metric")
     assert verdict.checks[-1].note == "the baseline has this metric, but this run does not"
 
 
-def test_names_metrics_of_an_uninstalled_package(uninstall: Callable[[], None], tmp_path: Path) -> None:
+UNUSABLE = "weight_bytes (its package cannot be used)"
+
+
+@pytest.fixture
+def old(uninstall: Callable[[], None]) -> Measurement:
+    """Return a case that was judged before the package was uninstalled."""
     before = [with_weights(BEFORE, 100)] * 5
-    documents.write(tmp_path / "b.json", from_runs(before))
-    old = make_result(before[0], verdict=judge(before[:1], from_runs(before), NOISE, Policy()))
+    result = make_result(before[0], verdict=judge(before[:1], from_runs(before), NOISE, Policy()))
+    uninstall()
+    return result
+
+
+def test_a_metric_without_its_package_is_unknown(uninstall: Callable[[], None], tmp_path: Path) -> None:
+    documents.write(tmp_path / "b.json", from_runs([with_weights(BEFORE, 100)] * 5))
     uninstall()
     assert find_metric("weight_bytes") is None
     baseline = documents.read(tmp_path / "b.json", Baseline)
     assert baseline.median("weight_bytes") == 104_858_000  # rounded to six digits
-    verdict = judge([BEFORE], baseline, NOISE, Policy())
+
+
+def test_a_metric_without_its_package_is_inconclusive(uninstall: Callable[[], None], tmp_path: Path) -> None:
+    documents.write(tmp_path / "b.json", from_runs([with_weights(BEFORE, 100)] * 5))
+    uninstall()
+    verdict = judge([BEFORE], documents.read(tmp_path / "b.json", Baseline), NOISE, Policy())
     assert verdict.outcome == "inconclusive"
     unknown = "its value is unknown: install its package again, or accept a new baseline without this metric"
     words = " ".join(explanation(make_result(BEFORE, verdict=verdict)).split())
     assert "step_s_p99 (its package cannot be used): " in words
-    assert "weight_bytes (its package cannot be used): " in words
+    assert f"{UNUSABLE}: " in words
     assert words.count(f": inconclusive; {unknown}") == 2
-    assert "weight_bytes (its package cannot be used): 104,857,600.00 (not judged)" in explanation(old)
+
+
+def test_an_old_result_names_metrics_without_their_package(old: Measurement) -> None:
+    assert f"{UNUSABLE}: 104,857,600.00 (not judged)" in explanation(old)
     assert "weights: 100.0 MiB, baseline 100.0 MiB" in explanation(old)
-    assert "weight_bytes (its package cannot be used)" in page.render(
-        [make_session(0).replace(results=(old,))]
-    )
+    assert UNUSABLE in page.render([make_session(0).replace(results=(old,))])

@@ -10,7 +10,7 @@ RESULTS = read()
 SHOWN_PAIRS = [pair for pair in PAIRS if pair.name in SHOWN]
 
 
-def test_the_page_is_todays() -> None:
+def test_the_page_is_up_to_date() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page == with_entries(page), "run `make samples`"
 

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.plugin.collection import names_without_a_test, selection_of
+from perfsuite.plugin.collection import has_cases, names_without_a_test, selection_of
 from tests.suite import CASES, ID, OTHER, run, write_cases
 
 MADE_INSIDE = CASES.replace(
@@ -62,6 +62,22 @@ def test_names_a_keyword_that_matches_no_test(suite: pytest.Pytester) -> None:
     said = run(suite, "--collect-only", "-k", "fake or typo").stdout
     said.fnmatch_lines(["perfsuite: -k 'fake or typo': no test matches typo"])
     run(suite, "--collect-only", "-k", "fake or test_it").stdout.no_fnmatch_line("*no test matches*")
+
+
+@pytest.mark.parametrize(
+    ("source", "is_in_cases", "expected"),
+    [
+        ("def test_it(bench, case): bench(case)", False, True),
+        ("class TestIt:\n    def test_it(self, *, bench): ...", False, True),
+        ("from perfsuite import DDP, Case\ndef test_it(measured, case): ...", True, True),
+        ("from perfsuite import DDP, Case\ndef test_it(measured, case): ...", False, False),
+        ("import bench\ndef test_it(case): bench.run(case)", True, False),
+        ("def test_it(bench", True, False),
+        ("\0", True, False),
+    ],
+)
+def test_files_of_cases_are_known_by_their_text(source: str, is_in_cases: bool, expected: bool) -> None:
+    assert has_cases(source, is_in_cases=is_in_cases) is expected
 
 
 def test_comparison_asks_arm_a_for_the_same_tests(pytester: pytest.Pytester) -> None:

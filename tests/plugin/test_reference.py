@@ -37,7 +37,11 @@ def reference_of(suite: pytest.Pytester) -> dict[str, Any]:
 def test_a_reference_is_launched_beside_the_cases(recorded: pytest.Pytester) -> None:
     result = run_cpu(recorded, "--perf-reference", ".", *JSON, plugins=[OBSERVED])
     result.stdout.fnmatch_lines(
-        ["*the reference . is launched on fake-*", "*[[]4/4] fake-* passed*", "The reference is as fast*"]
+        [
+            "*cases launched with the reference .: fake-*",
+            "*[[]4/4] fake-* passed*",
+            "The reference is as fast*",
+        ]
     )
     facts = reference_of(recorded)
     assert [len(canary["runs"]) for canary in facts["canaries"]] == [1, 1, 1, 1]
@@ -121,7 +125,7 @@ def test_a_real_reference_runs_and_may_crash(
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "torch.py").write_text("raise RuntimeError('no torch tonight')")
     result = run_cpu(suite, f"--perf-reference=PYTHONPATH={tmp_path / 'broken'}", *once)
-    result.stdout.fnmatch_lines(["The reference on ddp-*is not used: *"])
+    result.stdout.fnmatch_lines(["The launches of ddp-*with the reference are not*"])
     [canary] = reference_of(suite)["canaries"]
     assert "ended with exit code 1" in canary["unused"]
     assert read_json(suite)["results"][0]["verdict"]["failure"] is None

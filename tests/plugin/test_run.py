@@ -158,6 +158,33 @@ def test_a_skip_by_the_test_is_not_judged(suite: pytest.Pytester, way: str) -> N
     run_cpu(suite, *chosen, "--perf-min-judged=60%", status=1)
 
 
+@pytest.fixture
+def skipping(suite: pytest.Pytester) -> pytest.Pytester:
+    """Return a suite with one case, and a file of cases that lacks a package."""
+    write_cases(suite, "[FAKE]")
+    gone = 'import pytest\n\npytest.importorskip("nosuch")\n\n\ndef test_it(bench, case): bench(case)\n'
+    suite.makepyfile(test_gone=gone)
+    suite.makepyfile(test_other='import pytest\n\npytest.skip("not a case", allow_module_level=True)\n')
+    return suite
+
+
+def test_lists_a_file_of_cases_that_skips_itself(skipping: pytest.Pytester) -> None:
+    result = run_cpu(skipping, "--perf-record-launches=1", *FILES[1:])
+    result.stdout.fnmatch_lines(
+        ["*perfsuite: 1 file of cases skipped at import*", "  test_gone.py: could not import 'nosuch': *"]
+    )
+    (skipped,) = read_json(skipping)["skipped"]
+    assert (skipped["case_id"], skipped["by_test"]) == ("test_gone.py", True)
+    assert "1 skipped" in read_report(skipping)[1]
+
+
+def test_a_file_that_skips_itself_is_not_judged(recorded: pytest.Pytester) -> None:
+    run_cpu(recorded, "--perf-min-judged=100%")
+    recorded.makepyfile(test_gone='import pytest\npytest.importorskip("nosuch")\ndef test_it(bench): ...\n')
+    result = run_cpu(recorded, "--perf-min-judged=100%", status=1)
+    result.stdout.fnmatch_lines(["1 of 2 cases judged, but --perf-min-judged requires 100%: not a pass"])
+
+
 def test_a_skip_of_a_reviewed_case_fails(suite: pytest.Pytester) -> None:
     run_cpu(suite, "--perf-record-launches=1", "--perf-json=out.json")
     folder = suite.mkdir("baselines") / read_json(suite)["machine"]["hardware_class"]
@@ -189,6 +216,19 @@ def test_a_replaced_bench_measures_nothing(suite: pytest.Pytester) -> None:
     result = run_cpu(suite, "--perf-json=out.json", status=1)
     result.stdout.fnmatch_lines(["*the test passed without measuring its case*"])
     assert len(read_json(suite)["results"]) == 1
+
+
+@pytest.mark.parametrize("kept", [1, 0])
+def test_tests_that_a_hook_removes_late_are_missed(suite: pytest.Pytester, kept: int) -> None:
+    write_cases(suite, batches(4, 8, 16))
+    suite.makeconftest(
+        "import pytest\n\n@pytest.hookimpl(tryfirst=True)\ndef pytest_runtestloop(session):\n"
+        f"    session.items[:] = session.items[:{kept}]\n"
+    )
+    status = pytest.ExitCode.INTERRUPTED if kept else pytest.ExitCode.TESTS_FAILED
+    run_cpu(suite, "--perf-record-launches=1", "--perf-json=out.json", status=status)
+    content = read_json(suite)
+    assert (content["status"], len(content["results"])) == ("interrupted", kept)
 
 
 def test_an_end_of_pytest_in_a_test_is_no_pass(suite: pytest.Pytester) -> None:

@@ -44,6 +44,32 @@ def test_names_deleted_cases_and_fails_on_request(reviewed: pytest.Pytester) -> 
     assert unclaimed(reviewed, "-m", "cpu", FAIL, "--perf-shadow") == [f"{LOST}.json: no case has this id"]
 
 
+@pytest.fixture
+def only_counts(reviewed: pytest.Pytester) -> pytest.Pytester:
+    """Return `reviewed`, but the missing case has a baseline of counts instead of times."""
+    (times,) = reviewed.path.glob(f"baselines/cpu-*/{LOST}.json")
+    counts = reviewed.path / "baselines" / "counts" / "cpu"
+    counts.mkdir(parents=True, exist_ok=True)
+    times.rename(counts / times.name)
+    return reviewed
+
+
+def test_names_a_lost_case_that_only_has_counts(only_counts: pytest.Pytester) -> None:
+    assert unclaimed(only_counts, "-m", "cpu", FAIL, status=1) == [f"cpu/{LOST}.json: no case has this id"]
+
+
+def test_names_counts_of_a_case_for_other_hardware(only_counts: pytest.Pytester) -> None:
+    write_cases(only_counts, "[FAKE, FAKE.replace(micro_batch=2, hardware='a100-80gb')]")
+    assert unclaimed(only_counts, "-m", "cpu") == [f"cpu/{LOST}.json: its case is now for a100-80gb"]
+
+
+def test_names_a_lost_case_with_both_kinds_once(reviewed: pytest.Pytester) -> None:
+    counts = reviewed.path / "baselines" / "counts" / "cpu"
+    counts.mkdir(parents=True, exist_ok=True)
+    (counts / f"{LOST}.json").write_text("{}")
+    assert unclaimed(reviewed, "-m", "cpu") == [f"{LOST}.json: no case has this id"]
+
+
 def test_a_case_for_other_hardware_is_named(reviewed: pytest.Pytester) -> None:
     write_cases(reviewed, "[FAKE, FAKE.replace(micro_batch=2, hardware='a100-80gb')]")
     assert unclaimed(reviewed, "-m", "cpu") == [f"{LOST}.json: its case is now for a100-80gb"]

@@ -29,7 +29,7 @@ def test_names_the_cases_whose_step_does_more() -> None:
     assert answered(same)[DOES_MORE] == "no: in 1 case, it does no more than in arm A"
 
 
-def test_uncounted_work_is_not_known() -> None:
+def test_uncounted_work_is_unknown() -> None:
     said = answered(judged(make_dry(), outcome="inconclusive", counts=NOT_COUNTED))
     assert said[DOES_MORE].startswith("unknown for 1 case: ")
     assert "the work of a step in " in said[NOT_CHECKED]

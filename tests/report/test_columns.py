@@ -1,9 +1,12 @@
 import math
 import re
 
+import pytest
+
+from perfsuite.case.case import Unit
 from perfsuite.report import terminal
 from perfsuite.report.columns import LAUNCHES, MEMORY_CHANGE, SPEED_CHANGE, extras, figure, of_cases, speed_in
-from perfsuite.results.metric import MFU, STEP_S_P95, TOKENS_PER_S_MEAN
+from perfsuite.results.metric import MFU, STEP_S_P95, TOKENS_PER_S_MEAN, Metric
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement
@@ -13,21 +16,40 @@ from tests.samples import BEFORE, make_compared, make_image_result, make_result,
 from tests.twin_counts import counts, launch
 
 
-def test_metric_decides_heading_and_format() -> None:
-    for metric, heading, cell in ((MFU, "MFU", ("42.3%", 0.423)), (STEP_S_P95, "p95", ("45.6 ms", 0.0456))):
-        column = figure(metric)
-        assert (column.heading, column.cell(make_result(now()))) == (heading, cell)
-        assert (column.cell(never_run()), column.text(never_run())) == (None, "-")
-    mean = figure(TOKENS_PER_S_MEAN)
-    assert mean.heading == "tokens/s with stalls"
-    for bad in (math.nan, math.inf):
-        assert mean.cell(make_result(now(tokens_per_s_mean=bad), before=None)) == (str(bad), None)
-    results = (make_result(now()), make_image_result())
-    tokens = speed_in("tokens")
-    samples = speed_in("samples")
-    assert (tokens.heading, samples.heading) == ("tokens/s", "samples/s")
-    assert [tokens.text(result) for result in results] == ["98,765", "1,234 samples/s"]
-    assert [samples.text(result) for result in results] == ["98,765 tokens/s", "1,234"]
+@pytest.mark.parametrize(
+    ("metric", "heading", "cell"),
+    [(MFU, "MFU", ("42.3%", 0.423)), (STEP_S_P95, "p95", ("45.6 ms", 0.0456))],
+    ids=["MFU", "p95"],
+)
+def test_metric_decides_heading_and_format(metric: Metric, heading: str, cell: tuple[str, float]) -> None:
+    column = figure(metric)
+    assert (column.heading, column.cell(make_result(now()))) == (heading, cell)
+
+
+@pytest.mark.parametrize("metric", [MFU, STEP_S_P95], ids=["MFU", "p95"])
+def test_a_case_that_never_ran_has_dashes(metric: Metric) -> None:
+    column = figure(metric)
+    assert (column.cell(never_run()), column.text(never_run())) == (None, "-")
+
+
+def test_the_mean_speed_is_that_with_stalls() -> None:
+    assert figure(TOKENS_PER_S_MEAN).heading == "tokens/s with stalls"
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_value_that_is_not_finite_is_only_text(bad: float) -> None:
+    result = make_result(now(tokens_per_s_mean=bad), before=None)
+    assert figure(TOKENS_PER_S_MEAN).cell(result) == (str(bad), None)
+
+
+@pytest.mark.parametrize(
+    ("unit", "texts"),
+    [("tokens", ["98,765", "1,234 samples/s"]), ("samples", ["98,765 tokens/s", "1,234"])],
+)
+def test_a_speed_of_another_unit_names_it(unit: Unit, texts: list[str]) -> None:
+    column = speed_in(unit)
+    assert column.heading == f"{unit}/s"
+    assert [column.text(result) for result in (make_result(now()), make_image_result())] == texts
 
 
 def test_changes_are_those_that_were_judged() -> None:
@@ -52,26 +74,43 @@ def cells(*results: Measurement) -> dict[str, str]:
     return {column.heading: column.text(results[-1]) for column in of_cases(results, [])}
 
 
+DRY_CELLS = {"computed": "551.0 TFLOP", "collectives": "59.9 GiB", "live peak": "41.0 GiB"}
+PREDICTED = make_dry(dry_facts=FACTS)
+
+
 def test_dry_runs_have_columns_of_their_own() -> None:
-    counted = {"computed": "551.0 TFLOP", "collectives": "59.9 GiB", "live peak": "41.0 GiB"}
-    both = make_dry(dry_facts=FACTS)
-    bare = make_counts(memory=None, flops={}, collectives=())
-    assert cells(make_dry()) == cells(never_run(), make_dry()) == counted
-    assert cells(both) == counted | {"of card": "81%: tight", "max tokens/s": "941,530"}
-    assert cells(both, make_dry(dry_facts=FACTS.replace(fit=None)))["of card"] == "-"
+    assert cells(make_dry()) == cells(never_run(), make_dry()) == DRY_CELLS
+    assert cells(PREDICTED) == DRY_CELLS | {"of card": "81%: tight", "max tokens/s": "941,530"}
+
+
+def test_a_dry_run_without_a_prediction_has_dashes() -> None:
+    assert cells(PREDICTED, make_dry(dry_facts=FACTS.replace(fit=None)))["of card"] == "-"
     toy = FACTS.replace(roofline=limit(flops=1, wire_bytes=0))
-    assert cells(both, make_dry(dry_facts=toy))["max tokens/s"] == "-"
+    assert cells(PREDICTED, make_dry(dry_facts=toy))["max tokens/s"] == "-"
+
+
+def test_cells_of_a_dry_run_are_those_of_the_busiest_rank() -> None:
+    bare = make_counts(memory=None, flops={}, collectives=())
+    assert cells(make_dry(counts=make_entries(bare, make_counts()))) == DRY_CELLS
+
+
+def test_a_dry_run_without_counts_has_no_columns_for_them() -> None:
+    bare = make_counts(memory=None, flops={}, collectives=())
     assert cells(make_dry(counts=())) == {}
-    assert cells(make_dry(counts=make_entries(bare, make_counts()))) == counted, (
-        "the cells are those of the busiest rank"
-    )
     assert cells(make_dry(counts=make_entries(bare))) == {"computed": "0 FLOP", "collectives": "0 bytes"}
 
 
-def test_launch_columns_need_a_launched_case() -> None:
+@pytest.mark.parametrize(
+    "results",
+    [[make_dry(), make_result(now())], [never_run()], []],
+    ids=["a dry run", "never run", "none"],
+)
+def test_columns_are_usual_unless_all_cases_are_dry(results: list[Measurement]) -> None:
     measured = [figure(MFU)]
-    for results in ([make_dry(), make_result(now())], [never_run()], []):
-        assert of_cases(results, measured) == measured
+    assert of_cases(results, measured) == measured
+
+
+def test_only_launched_cases_have_launches() -> None:
     launched = (make_dry(), make_result(*[now()] * 3), never_run())
     assert [LAUNCHES.text(result) for result in launched] == ["-", "3", "0"]
 

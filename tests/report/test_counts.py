@@ -30,7 +30,7 @@ def test_amounts_are_sums_over_phases_and_groups() -> None:
     assert counts.in_short(step) == f"{counts.in_short(bare)}, at most 41.0 GiB live"
 
 
-def test_a_step_in_tables() -> None:
+def test_tables_show_collectives_work_and_memory() -> None:
     collectives, done, memory = (list(table.rows) for table in counts.tables(make_counts()))
     assert collectives == [
         ("reduce_scatter", "64 ranks", "float32", "backward", "33", "29.9 GiB"),
@@ -162,8 +162,9 @@ def test_remarks_cut_many_unsteady_fields() -> None:
     assert counts.remarks(many) == [f"{unsteady} a, b, c, d, e, and 2 more"]
 
 
-def test_the_verdict_of_the_counts_in_words() -> None:
-    for check, alone, next_to_an_arm in (
+@pytest.mark.parametrize(
+    ("check", "alone", "next_to_an_arm"),
+    [
         (make_check(), "regressed", "different from arm A"),
         (make_check(outcome="recorded"), "recorded", "different from arm A"),
         (SMALL, "passed, with changes that are not judged", "different from arm A, but not judged"),
@@ -171,9 +172,12 @@ def test_the_verdict_of_the_counts_in_words() -> None:
         (NO_FINDINGS.replace(compared=False), "not judged", "not judged"),
         (NOT_COUNTED, "not counted: a; b", "not counted: a; b"),
         (NOT_COUNTED.replace(compared=True), "not counted", "the same as in arm A"),
-    ):
-        assert counts.outcome_of_counts(check) == alone
-        assert counts.outcome_of_counts(check, "arm A") == next_to_an_arm
+    ],
+    ids=["regressed", "recorded", "small", "equal", "not compared", "not counted", "compared, not counted"],
+)
+def test_words_give_the_verdict_of_the_counts(check: CountCheck, alone: str, next_to_an_arm: str) -> None:
+    assert counts.outcome_of_counts(check) == alone
+    assert counts.outcome_of_counts(check, "arm A") == next_to_an_arm
 
 
 def test_findings_appear_beside_the_baseline() -> None:
@@ -183,19 +187,38 @@ def test_findings_appear_beside_the_baseline() -> None:
     amounts = ("+29.9 GiB", "29.9 GiB", "59.8 GiB", "0-63")
     assert first == ("reduce_scatter of 64 ranks: bytes", "regressed", *amounts, FIRST.sentence)
     assert listed[1:5] == ("listed", "-3", "4", "1")
+
+
+def test_amounts_of_findings_are_figures() -> None:
+    table = counts.table_of_findings(make_check(), None)
     assert [column for column in range(7) if table.is_figure(column)] == [2, 3, 4]
-    assert "results.json" not in table.caption
+
+
+def test_without_findings_there_is_not_a_table() -> None:
     assert not counts.table_of_findings(NO_FINDINGS, None)
+
+
+def test_the_caption_counts_findings_left_out() -> None:
+    few = counts.table_of_findings(make_check(), None)
+    assert "results.json" not in few.caption
     many = counts.table_of_findings(make_check(*[HOST_READ] * (counts.MOST_FINDINGS + 3)), None)
     assert len(many.rows) == counts.MOST_FINDINGS
     assert many.caption.endswith(" 3 more are in results.json.")
 
 
-def test_kept_objects_are_a_table_also_of_none() -> None:
-    types = {f"T{number:02}": 12 - number for number in range(12)}
-    leak = KeptObjects(by_type=types, holders=("`net.seen`",))
-    for kept, rows in ((KeptObjects(), [("all types", "0")]), (leak, [("all types", "78"), ("T00", "12")])):
-        table = counts.tables(make_counts(kept=kept))[-1]
-        assert list(table.rows)[:2] == rows
-        assert ("held by `net.seen`" in table.caption) == bool(kept.holders)
-    assert len(table.rows) == 1 + counts.MOST_TYPES
+LEAK = KeptObjects(by_type={f"T{number:02}": 12 - number for number in range(12)}, holders=("`net.seen`",))
+
+
+@pytest.mark.parametrize(
+    ("kept", "rows"),
+    [(KeptObjects(), [("all types", "0")]), (LEAK, [("all types", "78"), ("T00", "12")])],
+    ids=["none", "leak"],
+)
+def test_kept_objects_are_a_table_also_of_none(kept: KeptObjects, rows: list[tuple[str, str]]) -> None:
+    table = counts.tables(make_counts(kept=kept))[-1]
+    assert list(table.rows)[:2] == rows
+    assert ("held by `net.seen`" in table.caption) == bool(kept.holders)
+
+
+def test_kept_objects_of_rare_types_are_left_out() -> None:
+    assert len(counts.tables(make_counts(kept=LEAK))[-1].rows) == 1 + counts.MOST_TYPES

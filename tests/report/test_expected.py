@@ -59,7 +59,7 @@ def test_cases_without_a_prediction_say_nothing() -> None:
     assert of_launches(launched()) == []
 
 
-def test_a_forecast_in_words() -> None:
+def test_words_give_a_forecast_or_why_there_is_none() -> None:
     facts = DryFacts(forecast=INTERVAL.replace(host_factor=2.5, held=5, checked=6))
     assert of_dry_run(facts, "tokens") == [
         "forecast of 500.0 ms to 600.0 ms for a step on this kind of GPU (meant to hold nine times out of "

@@ -23,7 +23,7 @@ from tests.sessions import make_explained, make_gpu_result
 SLOWER = make_explained(make_gpu_result(2, "regressed"))
 
 
-def test_the_memory_of_a_dry_run_in_words() -> None:
+def test_words_give_the_predicted_memory() -> None:
     assert prediction(DryFacts()) == []
     assert prediction(DryFacts(fit=FIT)) == [
         "tight: rank 7 needs 61.2 GiB to 64.5 GiB of 80.0 GiB",
@@ -38,20 +38,28 @@ def test_the_memory_of_a_dry_run_in_words() -> None:
     assert built[1] == "the model before it is sharded: 70.0 GiB"
 
 
-def test_the_least_time_of_a_step_in_words() -> None:
-    slowest = "a step takes at least 556.8 ms, limited by computation: at most 941,530"
-    computed = "551 TFLOP at 989.5 TFLOP/s take 556.8 ms"
+COMPUTED = "551 TFLOP at 989.5 TFLOP/s take 556.8 ms"
+SLOWEST = "a step takes at least 556.8 ms, limited by computation: at most 941,530"
+NO_SPEED = ", not included because the speed of the link is unknown"
+
+
+def test_words_give_the_least_time_of_a_step() -> None:
     sent = "45.0 GiB between GPUs of a machine at 483 GB/s take 100.0 ms"
-    assert prediction(DryFacts(roofline=limit())) == [f"{slowest} tokens/s", computed, sent]
-    assert prediction(DryFacts(roofline=limit()), "samples")[0] == f"{slowest} samples/s"
-    unknown = ", not included because the speed of the link is unknown"
-    between = {"wire_bytes": 0, "between_machines_bytes": 63 * 2**30}
-    for changes, last in (
-        ({"wire_bytes": 0}, computed),
-        ({"link_bytes_per_s": None}, f"45.0 GiB between GPUs of a machine{unknown}"),
-        (between, f"63.0 GiB between machines{unknown}"),
-    ):
-        assert prediction(DryFacts(roofline=limit(**changes)))[-1] == last
+    assert prediction(DryFacts(roofline=limit())) == [f"{SLOWEST} tokens/s", COMPUTED, sent]
+    assert prediction(DryFacts(roofline=limit()), "samples")[0] == f"{SLOWEST} samples/s"
+
+
+@pytest.mark.parametrize(
+    ("changes", "last"),
+    [
+        ({"wire_bytes": 0}, COMPUTED),
+        ({"link_bytes_per_s": None}, f"45.0 GiB between GPUs of a machine{NO_SPEED}"),
+        ({"wire_bytes": 0, "between_machines_bytes": 63 * 2**30}, f"63.0 GiB between machines{NO_SPEED}"),
+    ],
+    ids=["nothing sent", "unknown link", "between machines"],
+)
+def test_words_name_a_link_of_unknown_speed(changes: dict[str, Any], last: str) -> None:
+    assert prediction(DryFacts(roofline=limit(**changes)))[-1] == last
 
 
 EXPECTED = make_expected(
@@ -59,7 +67,7 @@ EXPECTED = make_expected(
 )
 
 
-def test_the_expected_time_of_a_step_in_words() -> None:
+def test_words_give_the_expected_time_of_a_step() -> None:
     parts = "matmuls 500.0 ms, attention 100.0 ms, other kernels 200.0 ms, waiting for the host 200.0 ms"
     published = "published steps on this accelerator reach 87% to 93% of this speed"
     assert prediction(DryFacts(expected=EXPECTED.replace(published=(0.87, 0.93)))) == [
@@ -88,9 +96,16 @@ def test_decisive_checks_precede_all_others() -> None:
         "tokens/s with stalls",
         "peak memory",
     ]
+
+
+def test_counts_and_changes_explain_a_regression() -> None:
+    sections = explained(SLOWER)
     assert sections.findings[0] == f"regressed: {EXPLAINED}"
     assert sections.changed == ["changed since the baseline: torch: 2.12.1 -> 2.13.0"]
     assert (sections.counts, sections.not_counted, sections.excuses) == ("regressed", [], [])
+
+
+def test_a_finding_of_some_ranks_names_them() -> None:
     unlike = [*make_entries(ranks=1), *make_entries(ranks=2)]
     assert explained(make_counted(counts=unlike)).findings[0] == f"regressed: {EXPLAINED} (ranks 0-63)"
 
@@ -102,23 +117,36 @@ def test_regressed_checks_decide_an_unlike_case(failure: Any) -> None:
     assert sections.files["baseline"] == f"b.json{IF_MEANT}"
 
 
-def test_explains_what_qualifies_a_verdict() -> None:
+def test_explains_a_shared_machine() -> None:
     assert explained(make_shared()).excuses[0].startswith("shared: other jobs used the machine")
+
+
+def test_explains_what_was_not_counted() -> None:
     sections = explained(judged(make_counted(), counts=NOT_COUNTED))
     assert sections.not_counted == ["counts: not counted: a CUDA graph was replayed"]
+
+
+def test_names_the_files_of_a_case() -> None:
     assert explained(never_run()).files == {"files of the launches": "/tmp/runs/x"}
     assert list(explained(make_counted()).files) == ["baseline of the counts", "files of the launches"]
     assert explained(make_dry()).files["files of the dry run"] == "/tmp/runs/dry"
     assert explained(make_result(now(), baseline_file="b.json")).files["baseline"] == "b.json"
 
 
+CRASH = Failure(kind="crash", message="x", rank=3, traceback="line 1\n")
+
+
 def test_traceback_names_its_launch_and_rank() -> None:
-    crash = Failure(kind="crash", message="x", rank=3, traceback="line 1\n")
-    failed = make_run(failure=crash)
+    failed = make_run(failure=CRASH)
     assert explained(make_result(now(), failed)).tracebacks == [("launch 2, traceback of rank 3", "line 1")]
-    for changes, titles in (({"rank": None}, ["launch 1, traceback"]), ({"traceback": None}, [])):
-        sections = explained(make_result(make_run(failure=crash.replace(**changes))))
-        assert [title for title, _ in sections.tracebacks] == titles
+
+
+@pytest.mark.parametrize(
+    ("changes", "titles"), [({"rank": None}, ["launch 1, traceback"]), ({"traceback": None}, [])]
+)
+def test_rank_and_traceback_of_a_failure_are_optional(changes: dict[str, Any], titles: list[str]) -> None:
+    sections = explained(make_result(make_run(failure=CRASH.replace(**changes))))
+    assert [title for title, _ in sections.tracebacks] == titles
 
 
 def test_traceback_names_its_arm() -> None:
@@ -144,7 +172,7 @@ def test_names_kernels_tuned_differently() -> None:
     )
 
 
-def test_equal_choices_are_not_told() -> None:
+def test_equal_choices_are_left_out() -> None:
     both = make_compared().replace(before=(tuned(mm="a"),), runs=(tuned(mm="a"),))
     assert not [line for line in explained(both).changed if "autotuning" in line]
 

@@ -75,7 +75,7 @@ def test_notes_appear_with_explanations_or_folded() -> None:
     assert [good.case_id, "health | unknown (3 launches)"] in parsed.rows
 
 
-def test_what_did_not_run_is_told_with_its_reason() -> None:
+def test_a_case_that_did_not_run_has_its_reason() -> None:
     parsed = of(never_run())
     assert parsed.said("li") == ["no baseline on cpu-test-2c in baselines (--perf-missing-baseline=fail)"]
     assert parsed.rows[-1][1] == "it needs 2 nodes (processes per node: 8), but this is one machine"

@@ -99,7 +99,7 @@ def flat(text: str) -> str:
 
 @pytest.mark.parametrize("medium", ORDER)
 @pytest.mark.parametrize("name", RESULTS)
-def test_a_medium_tells_its_fields_in_order(medium: Medium, name: str) -> None:
+def test_each_medium_shows_its_fields_in_order(medium: Medium, name: str) -> None:
     rest = flat(medium(RESULTS[name]))
     for field in ORDER[medium].split():
         for line in lines(RESULTS[name], field):
@@ -149,7 +149,7 @@ def test_markdown_omits_listed_findings() -> None:
 
 
 @pytest.mark.parametrize("medium", ORDER)
-def test_what_counts_samples_speaks_of_no_tokens(medium: Medium) -> None:
+def test_a_case_of_samples_never_mentions_tokens(medium: Medium) -> None:
     images = samples.make_image_result(tokens_per_s_per_device=61.7)
     text = medium(images)
     both = medium(images, make_result(now(tokens_per_s=60_000)))

@@ -1,3 +1,8 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
 from perfsuite.case.case import Topology
 from perfsuite.report import markdown, summary
 from perfsuite.report.html import page
@@ -5,7 +10,7 @@ from perfsuite.report.nodes import notes, scalings, table, title
 from perfsuite.report.terminal import preflight_text
 from perfsuite.report.text import NONE
 from perfsuite.results.run import Health
-from perfsuite.results.session_file import Measurement, NodePreflight, Preflight
+from perfsuite.results.session_file import Measurement, NodePreflight, Preflight, SessionFile
 from tests.samples import make_case, make_figures, make_machine, make_result, make_run, make_session_file
 
 RATES = {"matmul_tflops": 0.08123, "copy_gb_s": 9.9, "all_reduce_gb_s": 0.41, "next_gb_s": 0.5}
@@ -31,12 +36,15 @@ def test_title_counts_bad_nodes_or_explains() -> None:
     assert title(good.replace(failure=why)).endswith(f"it failed, so nothing is known about the nodes: {why}")
 
 
-def test_each_node_has_a_row_and_notes_below() -> None:
+def test_each_node_has_a_row() -> None:
     assert table(FOUND).rows == [
         ("n1", "0.0812 TFLOP/s", "9.9 GB/s", "0.41 GB/s", NONE, "0.5 GB/s", "nothing"),
         ("n2", *[NONE] * 5, "crash: no route to [n1]; copy is slow"),
     ]
     assert {len(row) for row in table(FOUND).rows} == {len(table(FOUND).headers)}
+
+
+def test_the_terminal_shows_nodes_with_notes_below() -> None:
     first, headers, good, bad, note = preflight_text(FOUND).splitlines()
     assert (first, headers.split()[0]) == (title(FOUND), "node")
     assert good.split() == " ".join(table(FOUND).rows[0]).split()
@@ -50,19 +58,48 @@ def measured(nodes: int, *speeds: float, **changes: object) -> Measurement:
     return make_result(*runs, before=None)
 
 
+ONE_NODE = measured(1, 1000.0)
+TWO_NODES = measured(2, 1900.0)
+
+
 def test_scaling_compares_cases_by_node_count() -> None:
     results = [measured(4, 3600.0), measured(1, 900.0, 1000.0, 5000.0), measured(2, 1900.0)]
     (sentence,) = scalings([*results, measured(2, 7.0, micro_batch=9)])
     name = results[1].case_id.removesuffix("-1x2")
     shares = "1 node 100%, 2 nodes 95%, 4 nodes 90%"
     assert sentence == f"scaling of {name}: {shares} of the speed per device"
-    one = measured(1, 1000.0)
-    two = measured(2, 1900.0)
-    assert len(scalings([one, two])) == 1
-    assert scalings([two, measured(2, 8.0), one.replace(runs=())]) == []
-    for change in ({"machine": make_machine(device_name="another")}, {"inject": "nan"}):
-        assert scalings([one, two.replace(runs=tuple(run.replace(**change) for run in two.runs))]) == []
-    both = make_session_file(measured(1, 1000.0), measured(2, 1900.0))
-    for text in (page.render([both]), markdown.render([both]), *summary.in_short(both.results)[:1]):
-        assert "2 nodes 95% of the speed per device" in text
-    assert "scaling" not in markdown.render([make_session_file(measured(1, 1000.0))])
+
+
+def test_two_node_counts_have_a_scaling() -> None:
+    assert len(scalings([ONE_NODE, TWO_NODES])) == 1
+
+
+def test_a_case_that_was_not_launched_has_no_scaling() -> None:
+    assert scalings([TWO_NODES, measured(2, 8.0), ONE_NODE.replace(runs=())]) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"machine": make_machine(device_name="another")}, {"inject": "nan"}],
+    ids=["another machine", "a fault"],
+)
+def test_unlike_launches_have_no_scaling(change: dict[str, Any]) -> None:
+    other = TWO_NODES.replace(runs=tuple(run.replace(**change) for run in TWO_NODES.runs))
+    assert scalings([ONE_NODE, other]) == []
+
+
+@pytest.mark.parametrize(
+    "render",
+    [
+        lambda session: page.render([session]),
+        lambda session: markdown.render([session]),
+        lambda session: summary.in_short(session.results)[0],
+    ],
+    ids=["HTML", "Markdown", "summary"],
+)
+def test_reports_show_the_scaling(render: Callable[[SessionFile], str]) -> None:
+    assert "2 nodes 95% of the speed per device" in render(make_session_file(ONE_NODE, TWO_NODES))
+
+
+def test_one_case_has_no_scaling_in_a_report() -> None:
+    assert "scaling" not in markdown.render([make_session_file(ONE_NODE)])

@@ -1,3 +1,5 @@
+import pytest
+
 from perfsuite.report import profile
 from perfsuite.report.text import NONE
 from perfsuite.results.outcome import Profiled, Verdict
@@ -24,17 +26,23 @@ def make_explained() -> Measurement:
     return result.replace(profile=taken(EAGER, EAGER), profile_before=taken())
 
 
-def test_calls_precede_counts_and_times() -> None:
-    for explained, profiled, lines in (
+@pytest.mark.parametrize(
+    ("explained", "profiled", "lines"),
+    [
         (COUNTED, FOUND, [*FOUND.calls, COUNTED, *FOUND.hints, *FOUND.notes]),
         (EQUAL, FOUND, [*FOUND.calls, *FOUND.hints, *FOUND.notes]),
         (EQUAL, FOUND.replace(calls=()), [EQUAL, "no call differs", *FOUND.hints, *FOUND.notes]),
         (EQUAL, FOUND.replace(calls=(), notes=(NOW_AND_THEN,)), [EQUAL, *FOUND.hints, NOW_AND_THEN]),
         (COUNTED, None, [COUNTED]),
         (None, None, []),
-    ):
-        verdict = Verdict(outcome="regressed", launches=3, explained=explained, profiled=profiled)
-        assert profile.because(verdict) == lines
+    ],
+    ids=["both", "equal counts", "equal calls", "calls now and then", "only counts", "none"],
+)
+def test_calls_precede_counts_and_times(
+    explained: str | None, profiled: Profiled | None, lines: list[str]
+) -> None:
+    verdict = Verdict(outcome="regressed", launches=3, explained=explained, profiled=profiled)
+    assert profile.because(verdict) == lines
 
 
 def test_one_line_lists_step_parts() -> None:
@@ -75,14 +83,26 @@ def test_shows_the_rank_that_differs_most() -> None:
     )
     result = make_result(now(), profile=taken(usual, slower), profile_before=taken(usual, last_stage))
     assert profile.tables(result)[0].caption.count("rank 1.") == 1
+
+
+def test_equal_profiles_have_differences_of_zero() -> None:
+    result = make_result(now(), profile=taken(), profile_before=taken())
+    assert profile.tables(result)[0].rows[0] == ("compute", "60.00", "60.00", "+0.00")
+
+
+def another_method() -> TakenProfile:
     before = taken()
     assert before.profile is not None
-    result = make_result(now(), profile=taken(), profile_before=before)
-    unlike = before.replace(profile=before.profile.replace(method="another"))
-    assert profile.tables(result)[0].rows[0] == ("compute", "60.00", "60.00", "+0.00")
-    for other in (unlike, None):
-        parts, longest = profile.tables(result.replace(profile_before=other))
-        assert parts.rows[0] == ("compute", NONE, "60.00", NONE)
-        assert longest.rows[0] == ("nvjet_gemm", NONE, "24", NONE, "40.00")
-    for none in (None, TakenProfile(why_none="boom")):
-        assert profile.tables(make_result(now(), profile=none)) == []
+    return before.replace(profile=before.profile.replace(method="another"))
+
+
+@pytest.mark.parametrize("before", [another_method(), None], ids=["another method", "none"])
+def test_a_profile_of_another_method_is_not_compared(before: TakenProfile | None) -> None:
+    parts, longest = profile.tables(make_result(now(), profile=taken(), profile_before=before))
+    assert parts.rows[0] == ("compute", NONE, "60.00", NONE)
+    assert longest.rows[0] == ("nvjet_gemm", NONE, "24", NONE, "40.00")
+
+
+@pytest.mark.parametrize("missing", [None, TakenProfile(why_none="boom")], ids=["none", "failed"])
+def test_without_a_profile_there_are_no_tables(missing: TakenProfile | None) -> None:
+    assert profile.tables(make_result(now(), profile=missing)) == []

@@ -112,7 +112,7 @@ def test_names_canaries_that_show_nothing() -> None:
     canary = Canary(case_id="a", baseline_file="a.json", unused="crash: exit code 1")
     said = sentences(night(), reference(canaries=(canary,), problems=("it is unknown how much",)))
     assert said[1:] == [
-        "The reference on a is not used: crash: exit code 1.",
+        "The launches of a with the reference are not used: crash: exit code 1.",
         "Reference: it is unknown how much.",
     ]
 
@@ -121,7 +121,7 @@ def test_names_a_canary_that_changed_alone() -> None:
     moved = reference()
     apart = moved.replace(changes=(moved.changes[0].replace(apart=("f",)),))
     assert sentences(night(), apart)[1].startswith(
-        "The reference on f is left out, because its speed changed differently on this case"
+        "The launches of f with the reference are left out, because the speed of this case changed"
     )
 
 

@@ -9,7 +9,7 @@ STEP = Slope(name="step time", unit="s", per_step=2e-6, interval=(-1e-6, 5e-6))
 MEMORY = Slope(name="resident memory", unit="bytes", per_step=2048, interval=(1024, 4096), rank=1)
 
 
-def test_slopes_are_told_for_many_steps() -> None:
+def test_slopes_are_reported_for_many_steps() -> None:
     """The sentences are about the last launch, and the table is about all launches."""
     runs = [make_run(slopes=(STEP,)), make_run(slopes=(MEMORY, STEP))]
     assert slopes.sentences(runs) == [

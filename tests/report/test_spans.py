@@ -131,7 +131,7 @@ def test_steps_that_do_the_same_are_one_row() -> None:
     assert row.times == 12
 
 
-def test_what_comes_in_every_nth_step_is_named_so() -> None:
+def test_names_periodic_steps_by_their_period() -> None:
     more = {"host_reads": {"forward": 9}}
     rows = of(stepping({5: more, 10: more, 15: more}))
     assert rows["every 5th step (5, 10, 15)"].host_reads == 9
@@ -186,7 +186,7 @@ def test_a_dry_run_has_no_times() -> None:
     assert (rows["step 4"].times, rows["step 4"].median_s) == (12, None)
 
 
-def test_cold_start_up_is_of_the_launch_with_it() -> None:
+def test_cold_start_up_comes_from_the_cold_launch() -> None:
     rows = of(launch(spans=times(COLD)), launch())
     assert list(rows)[:6] == [*WARM, *COLD]
     assert rows["cold start-up: first step"].median_s == 53.0
@@ -199,7 +199,7 @@ def test_uncounted_launch_gives_way_to_an_older() -> None:
     assert "step 4" in of(launch(make_counts()), launch())
 
 
-def test_two_arms_stand_below_each_other() -> None:
+def test_rows_of_two_arms_follow_each_other() -> None:
     rows = of(launch(make_counts(kernels={"forward": 7})), before=(launch(make_counts()),))
     assert (rows["step 4 A"].kernels, rows["step 4 B"].kernels) == (11_891, 7)
 
@@ -226,7 +226,7 @@ def test_cells_have_units() -> None:
     assert (row["median"], row["collectives"], row["peak"]) == ("100.0 ms", "3, 2.00 MiB", "41.0 GiB")
 
 
-def test_what_is_0_is_no_dash() -> None:
+def test_zero_is_shown_as_0() -> None:
     row = cells(launch(make_counts(collectives=(), host_reads={})))["step 4"]
     assert (row["collectives"], row["host reads"]) == ("0", "0")
 

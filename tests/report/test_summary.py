@@ -10,7 +10,7 @@ from perfsuite.report import summary
 from perfsuite.results.outcome import BY_THE_MACHINE, QUIET
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Health
-from perfsuite.results.session_file import PytestRun
+from perfsuite.results.session_file import Measurement, PytestRun
 from perfsuite.verdict.comparability import UNEXPLAINED
 from perfsuite.verdict.noise import ClassNoise
 from tests import samples
@@ -47,8 +47,9 @@ UNCHANGED = judged(
 UNLIKE = judged(EXPLAINED, outcome="failed", failure="unlike", checks=())
 
 
-def test_a_case_in_a_few_words() -> None:
-    for result, tally, reason, in_short in (
+@pytest.mark.parametrize(
+    ("result", "tally", "reason", "in_short"),
+    [
         (PASSED, "passed", "", ""),
         (make_gpu_result(2, "recorded"), "recorded", "", ""),
         (REGRESSED, "regressed", SLOWER, ""),
@@ -73,12 +74,17 @@ def test_a_case_in_a_few_words() -> None:
         (make_result(KNOWN, before=None), "recorded", "", f"ID: {GONE}"),
         (make_result(CRASH), "failed", "crash", ""),
         (EXCUSED, "known issue", "crash", f"ID: known issue still there: {URL}"),
-    ):
-        assert summary.tally([result]) == [f"1 {tally}"]
-        assert summary.reason(result) == reason
-        assert summary.needs_words(result) == (tally.split(" (")[0] not in QUIET)
-        lines = [line.replace(result.case_id, "ID") for line in summary.in_short([result])]
-        assert lines == list(filter(None, [in_short]))
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_summarizes_a_case_in_a_few_words(
+    result: Measurement, tally: str, reason: str, in_short: str
+) -> None:
+    assert summary.tally([result]) == [f"1 {tally}"]
+    assert summary.reason(result) == reason
+    assert summary.needs_words(result) == (tally.split(" (")[0] not in QUIET)
+    lines = [line.replace(result.case_id, "ID") for line in summary.in_short([result])]
+    assert lines == list(filter(None, [in_short]))
 
 
 def test_headline_counts_worst_first() -> None:
@@ -189,18 +195,46 @@ def test_interrupted_session_names_what_was_lost() -> None:
     assert killed == f"The session is running, or was killed: {why}"
 
 
+def test_names_cases_that_earlier_parts_lost() -> None:
+    ended = SESSION.replace(interrupted_case="c-1")
+    earlier = "An earlier part of the session was interrupted:"
+    assert summary.interruption(ended) == f"{earlier} c-1 was not judged."
+    twice = ended.replace(interrupted_before=("c-0",))
+    assert summary.interruption(twice) == f"{earlier} c-0, c-1 were not judged."
+
+
+def test_counts_the_launches_of_the_newest_lost_case() -> None:
+    first, second = (now().case.replace(micro_batch=size) for size in (8, 9))
+    launches = (now().replace(case=first), now().replace(case=second), now().replace(case=second))
+    cut = SESSION.replace(status="interrupted", interrupted_case=second.id, interrupted_before=(first.id,))
+    said = summary.interruption(cut.replace(interrupted_launches=launches))
+    lost = f"{second.id} was not judged (2 launches of it in results.json), and neither was {first.id}"
+    assert said == f"The session was interrupted: {lost}. Later cases were not measured."
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"notes": ("n",)}, {"health": UNKNOWN}, {"inject": "slowdown=1%"}],
+    ids=["a note", "unknown health", "a fault"],
+)
+def test_a_quiet_blind_case_needs_no_words(change: dict[str, Any]) -> None:
+    assert not summary.needs_words(make_blind(make_result(now().replace(**change))))
+
+
 def test_one_line_covers_what_needs_no_action() -> None:
     passed = make_result(now())
-    for change in ({"notes": ("n",)}, {"health": UNKNOWN}, {"inject": "slowdown=1%"}):
-        assert not summary.needs_words(make_blind(make_result(now().replace(**change))))
     assert summary.in_short([passed, make_blind(REGRESSED)]) == []
+    (line,) = summary.in_short([make_blind(passed), passed, make_blind(passed)])
+    assert line.startswith("blind: in 2 of 3 cases, noise hides changes as large as the tolerance")
+    assert line.endswith("is found in each case: see -v or the HTML report")
+
+
+def test_the_tally_counts_qualified_cases() -> None:
+    passed = make_result(now())
     assert summary.tally([make_blind(passed), passed, samples.make_shared()]) == [
         "1 unhealthy (1 shared)",
         "2 passed (1 blind)",
     ]
-    (line,) = summary.in_short([make_blind(passed), passed, make_blind(passed)])
-    assert line.startswith("blind: in 2 of 3 cases, noise hides changes as large as the tolerance")
-    assert line.endswith("is found in each case: see -v or the HTML report")
 
 
 def test_a_stale_waiver_is_an_excuse_that_is_named() -> None:
@@ -253,15 +287,32 @@ def test_properties_of_unlaunched_cases() -> None:
     assert summary.properties(make_dry())["outcome"] == "regressed"
 
 
-def test_properties_hold_qualifiers() -> None:
-    blind, sharp, waived = map(summary.properties, (make_blind(PASSED), PASSED, WAIVED))
+def test_properties_hold_what_hides_a_change() -> None:
+    blind = summary.properties(make_blind(PASSED))
     assert (blind["blind"], blind["tokens_per_s_minimum_detectable"]) == ("tokens_per_s", 0.324)
     assert blind["reason"] == HIDDEN
+
+
+def test_properties_hold_who_shared_the_machine() -> None:
     assert summary.properties(samples.make_shared())["shared"] == "other jobs used the machine"
+
+
+def test_properties_of_a_sharp_verdict_have_no_qualifiers() -> None:
+    sharp = summary.properties(PASSED)
     assert not {"blind", "shared", "counts", "tokens_per_s_probe_exponent"} & set(sharp)
     assert float(sharp["tokens_per_s_minimum_detectable"]) < 0.03
+
+
+def test_properties_hold_the_correction_for_the_machine() -> None:
     assert summary.properties(VAGUE)["tokens_per_s_probe_exponent"] == 0.5
+
+
+def test_properties_hold_why_nothing_was_counted() -> None:
     assert summary.properties(UNCOUNTED)["counts"] == "not counted: a CUDA graph was replayed"
+
+
+def test_properties_hold_waivers() -> None:
+    waived = summary.properties(WAIVED)
     assert (waived["outcome"], waived["excused"], waived["waivers"]) == ("regressed", "waived", WAIVER)
 
 

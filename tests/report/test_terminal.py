@@ -27,16 +27,27 @@ def lines(*results: Measurement, width: int | None = None) -> list[list[str]]:
     return [re.split(r"  +", line.strip()) for line in shown.splitlines()]
 
 
-def test_row_shows_figures_or_dashes() -> None:
+def test_row_shows_figures() -> None:
     result = make_result(*[now(tokens_per_s=104690)] * 2, case_id="a[red]b[/x]:bug:")
     heading, shown = lines(result, width=120)
     assert heading == ["case", "tokens/s", "p50 ms", "memory", "MFU", "vs base", "verdict"]
     assert shown == ["a[red]b[/x]:bug:", "104,690", "12.3", "64.0 MiB", "42.3%", "+6.0%", "passed"]
-    failed = make_result(make_run(figures=Figures()), before=None)
-    for result in (failed, never_run()):
-        assert lines(result, width=160)[1][1:] == [*["-"] * 4, "failed"]
-    assert "MFU" in lines(failed, make_result(now()), width=160)[0]
+
+
+WITHOUT_FIGURES = make_result(make_run(figures=Figures()), before=None)
+
+
+@pytest.mark.parametrize("result", [WITHOUT_FIGURES, never_run()], ids=["no figures", "never run"])
+def test_row_of_a_failed_case_shows_dashes(result: Measurement) -> None:
+    assert lines(result, width=160)[1][1:] == [*["-"] * 4, "failed"]
+
+
+def test_row_of_a_dry_run_shows_dashes() -> None:
     assert lines(make_dry(), make_result(now()))[2] == [*["-"] * 5, "regressed (dry run)"]
+
+
+def test_a_column_needs_one_case_with_a_value() -> None:
+    assert "MFU" in lines(WITHOUT_FIGURES, make_result(now()), width=160)[0]
 
 
 @pytest.mark.parametrize("width", [80, 110, None])
@@ -98,26 +109,47 @@ def test_failure_text_never_controls_the_terminal(capsys: pytest.CaptureFixture[
     assert not re.search(r"[\x00-\x09\x0b-\x1f]|^\s*::", printed, re.MULTILINE)
 
 
-def test_explains_a_failed_case_in_twelve_lines() -> None:
-    failure = Failure(kind="crash", message="x" * 90 + " y" * 200, rank=3, traceback="a\nb\n" * 50)
-    crashed = make_result(make_run(failure=failure))
-    reads = [counted.HOST_READ.replace(sentence=f"reads {'and so on ' * 12}{number}") for number in range(30)]
-    many_counts = make_counted(counted.make_check(*reads))
-    hidden = counted.NOT_COUNTED.replace(notes=("a CUDA graph was replayed " * 20,))
-    hidden_too = judged(SLOWER, counts=hidden, changed=("a -> b",) * 99)
-    others = (samples.make_shared(), samples.make_compared(), never_run())
-    for result in (crashed, many_counts, SLOWER, hidden_too, *others):
-        shown = explanation(result, whole=False).splitlines()
-        assert len(shown) <= MOST_LINES
-        assert max(map(len, shown)) <= WIDTH
-        assert result.directory in shown[-1]
-        assert result.verdict.outcome in shown[0]
-    assert "\n  counts: not counted: a CUDA graph" in explanation(hidden_too, whole=False)
-    many = explanation(many_counts, whole=False)
-    assert re.search(r"on \d+\n  \d+ lines not shown: see -v or the HTML report", many), "no sentence is cut"
-    said = explanation(crashed, whole=False)
-    assert "launch 1, traceback of rank 3 (last lines):\n    a\n    b\n" in said
-    assert said.endswith(f"\n    b\n  files of the launches: {crashed.directory}")
+CRASHED = make_result(
+    make_run(failure=Failure(kind="crash", message="x" * 90 + " y" * 200, rank=3, traceback="a\nb\n" * 50))
+)
+MANY_COUNTS = make_counted(
+    counted.make_check(
+        *(counted.HOST_READ.replace(sentence=f"reads {'and so on ' * 12}{number}") for number in range(30))
+    )
+)
+HIDDEN = judged(
+    SLOWER,
+    counts=counted.NOT_COUNTED.replace(notes=("a CUDA graph was replayed " * 20,)),
+    changed=("a -> b",) * 99,
+)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [CRASHED, MANY_COUNTS, SLOWER, HIDDEN, samples.make_shared(), samples.make_compared(), never_run()],
+    ids=["crashed", "many counts", "slower", "not counted", "shared", "compared", "never run"],
+)
+def test_explains_a_case_in_twelve_lines(result: Measurement) -> None:
+    shown = explanation(result, whole=False).splitlines()
+    assert len(shown) <= MOST_LINES
+    assert max(map(len, shown)) <= WIDTH
+    assert result.directory in shown[-1]
+    assert result.verdict.outcome in shown[0]
+
+
+def test_a_short_explanation_names_what_was_not_counted() -> None:
+    assert "\n  counts: not counted: a CUDA graph" in explanation(HIDDEN, whole=False)
+
+
+def test_a_short_explanation_cuts_no_sentence() -> None:
+    text = explanation(MANY_COUNTS, whole=False)
+    assert re.search(r"on \d+\n  \d+ lines not shown: see -v or the HTML report", text)
+
+
+def test_a_short_explanation_has_the_end_of_a_traceback() -> None:
+    text = explanation(CRASHED, whole=False)
+    assert "launch 1, traceback of rank 3 (last lines):\n    a\n    b\n" in text
+    assert text.endswith(f"\n    b\n  files of the launches: {CRASHED.directory}")
 
 
 def test_short_form_shows_only_what_decided() -> None:
@@ -128,8 +160,11 @@ def test_short_form_shows_only_what_decided() -> None:
     assert "regressed: host reads in forward 1 -> 2" in text
     assert "changed since the baseline: torch: 2.12.1 -> 2.13.0" in text
     assert [left_out for left_out in ("peak memory", "not judged", "counted:") if left_out in text] == []
-    said = " ".join(explanation(make_blind(make_result(now())), whole=False).split())
-    assert ("; blind: this gate finds only" in said, "blind to changes" in said) == (True, False)
+
+
+def test_short_form_names_blindness_once() -> None:
+    text = " ".join(explanation(make_blind(make_result(now())), whole=False).split())
+    assert ("; blind: this gate finds only" in text, "blind to changes" in text) == (True, False)
 
 
 def test_cuts_long_tables_and_counts_the_rest() -> None:
@@ -160,5 +195,5 @@ def test_too_wide_span_name_appears_above() -> None:
     assert (name, of_a, of_b) == ([LONG], ["A", "1"], ["B", "2"])
 
 
-def test_without_spans_there_is_no_heading() -> None:
+def test_a_table_without_spans_has_no_heading() -> None:
     assert spans_of(Table(headers=("span",), rows=[])) == []

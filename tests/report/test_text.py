@@ -2,6 +2,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from perfsuite.report import text
 from perfsuite.report.text import WIDTH, Table, cut, percent, plural, relative, sentence, wrapped
 from tests.samples import metric_check
@@ -26,8 +28,9 @@ def changed(words: str, low_to_high: str, outcome: str) -> str:
     return f"{SPEED}: {words} (99% interval {low_to_high}), 13.0% allowed: {outcome}"
 
 
-def test_sentence_says_change_certainty_and_limit() -> None:
-    for check, words in (
+@pytest.mark.parametrize(
+    ("check", "words"),
+    [
         (
             {"outcome": "regressed", "change": -0.18, "interval": (-0.27, -0.08)},
             changed("18.0% fewer", "-27.0% to -8.0%", "regressed"),
@@ -49,25 +52,54 @@ def test_sentence_says_change_certainty_and_limit() -> None:
         ({**USUAL, "outcome": "inconclusive"}, f"{USUALLY}: inconclusive"),
         ({"outcome": "inconclusive", "note": "no noise"}, f"{SPEED}: inconclusive; no noise"),
         ({"outcome": "recorded", "baseline": None}, "tokens/s: 98,765"),
-    ):
-        shown = metric_check(**check)
-        assert sentence(shown) == words
-        assert sentence(shown, "arm A") == words.replace("baseline 1", "arm A 1").replace(
-            "baseline 6", "arm A 6"
-        )
+    ],
+    ids=[
+        *("slower", "faster", "perhaps faster", "unknown interval", "larger", "smaller", "surely slower"),
+        *("blind", "corrected", "another unit", "not measured", "not measured before either"),
+        *("inconclusive", "no noise", "recorded"),
+    ],
+)
+def test_sentence_says_change_certainty_and_limit(check: Changes, words: str) -> None:
+    shown = metric_check(**check)
+    assert sentence(shown) == words
+    next_to_an_arm = words.replace("baseline 1", "arm A 1").replace("baseline 6", "arm A 6")
+    assert sentence(shown, "arm A") == next_to_an_arm
 
 
-def test_tenfold_limits_are_not_detectable() -> None:
-    speed = metric_check()
-    memory = metric_check(**MEMORY)
-    rows = [(speed, 0.89, True), (speed, 0.95, False), (memory, 8, True), (memory, 47_895, False)]
-    for check, least, is_known in [*rows, (speed, math.nan, False)]:
-        assert (text.detectable(check.replace(minimum_detectable=least)) is not None) is is_known
-        shown = sentence(check.replace(minimum_detectable=math.inf))
-        assert shown.endswith("; blind: this gate finds no change reliably")
-    assert text.between((-0.899, 8.99)) == "-89.9% to +899.0%"
-    for interval in ((-0.985, 0.1), (-0.1, 9.5), (-0.1, 164.303), (math.nan, math.nan)):
-        assert text.between(interval) == "not known"
+@pytest.mark.parametrize(
+    ("changes", "least", "is_known"),
+    [
+        ({}, 0.89, True),
+        ({}, 0.95, False),
+        (MEMORY, 8, True),
+        (MEMORY, 47_895, False),
+        ({}, math.nan, False),
+    ],
+    ids=["speed", "tenth of the speed", "memory", "tenfold memory", "unknown"],
+)
+def test_tenfold_limits_are_not_detectable(changes: Changes, least: float, is_known: bool) -> None:
+    check = metric_check(**changes).replace(minimum_detectable=least)
+    assert (text.detectable(check) is not None) is is_known
+
+
+@pytest.mark.parametrize("changes", [{}, MEMORY], ids=["speed", "memory"])
+def test_a_blind_gate_finds_no_change(changes: Changes) -> None:
+    shown = sentence(metric_check(**changes).replace(minimum_detectable=math.inf))
+    assert shown.endswith("; blind: this gate finds no change reliably")
+
+
+@pytest.mark.parametrize(
+    ("interval", "words"),
+    [
+        ((-0.899, 8.99), "-89.9% to +899.0%"),
+        *(
+            (interval, "not known")
+            for interval in ((-0.985, 0.1), (-0.1, 9.5), (-0.1, 164.303), (math.nan, math.nan))
+        ),
+    ],
+)
+def test_tenfold_intervals_are_not_known(interval: tuple[float, float], words: str) -> None:
+    assert text.between(interval) == words
 
 
 def test_writes_numbers_as_people_read_them() -> None:
@@ -80,21 +112,30 @@ def test_writes_numbers_as_people_read_them() -> None:
     assert [table.is_figure(column) for column in range(4)] == [False, True, True, False]
 
 
-def test_paths_are_told_from_the_root_directory() -> None:
+def test_paths_are_relative_to_the_root_directory() -> None:
     there = 'baseline: /repo/baselines/x.json, File "/repo/a.py" or /repo/b, /var/repo/x /repository/x /repo'
     here = 'baseline: baselines/x.json, File "a.py" or b, /var/repo/x /repository/x /repo'
     assert (relative(there, Path("/repo")), relative(there, Path("/"))) == (here, there)
 
 
-def test_wraps_lines_at_words_with_an_ellipsis() -> None:
+@pytest.mark.parametrize("before", range(60))
+def test_wraps_a_sentence_at_words(before: int) -> None:
     words = "tokens/s: 4,336, baseline 4,669: 7.3% fewer (99% interval -8.1% to -6.4%), 2.9% allowed: passed"
-    for before in range(60):
-        lines = wrapped(f"{'x' * before} {words}; 29.9 -> 59.8 GiB a step")
-        assert max(map(len, lines)) <= WIDTH
-        assert " ".join(line.strip() for line in lines).endswith(f"{words}; 29.9 -> 59.8 GiB a step")
+    lines = wrapped(f"{'x' * before} {words}; 29.9 -> 59.8 GiB a step")
+    assert max(map(len, lines)) <= WIDTH
+    assert " ".join(line.strip() for line in lines).endswith(f"{words}; 29.9 -> 59.8 GiB a step")
+
+
+def test_never_splits_a_long_word() -> None:
     path = f"/{'x' * WIDTH}"
     assert wrapped(f"files: {path}") == ["  files:", f"    {path}"]
+
+
+def test_keeps_lines_that_are_there() -> None:
     assert wrapped("a\n b", indent="") == ["a", " b"]
+
+
+def test_an_ellipsis_ends_text_that_is_cut() -> None:
     *_, last = cut_short = wrapped("word " * 100, most=2)
     assert (len(cut_short), last[-2:]) == (2, " …")
 

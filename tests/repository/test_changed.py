@@ -45,5 +45,5 @@ def test_any_file_has_its_tests(file: str, tests: set[str]) -> None:
     assert tests <= set(affected_tests([file]))
 
 
-def test_what_no_test_reads_has_none() -> None:
+def test_a_file_that_no_test_reads_has_none() -> None:
     assert affected_tests(["CHANGELOG.md", "tests/session/test_gone.py"]) == []

@@ -54,12 +54,25 @@ def test_torch_is_a_cpu_build_from_a_cpu_index(tmp_path: Path) -> None:
     assert resolved("torch", public, cpu) == {"torch": f"{pinned}+cpu"}
 
 
-def test_pins_public_versions_within_bounds() -> None:
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+NAMED = [
+    requirement
+    for requirement in map(
+        Requirement, chain(PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())
+    )
+    if requirement.name != PROJECT["name"]
+]
+
+
+def test_pins_no_local_versions() -> None:
     assert [pin for pin in PINS if version_of(pin).local] == []
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    named = [project["dependencies"], *project["optional-dependencies"].values()]
-    assert project["optional-dependencies"]["torch"] == ["torch>={}.{}".format(*MIN_TORCH)]
+
+
+def test_the_extra_of_torch_has_the_lowest_version() -> None:
+    assert PROJECT["optional-dependencies"]["torch"] == ["torch>={}.{}".format(*MIN_TORCH)]
+
+
+@pytest.mark.parametrize("requirement", NAMED, ids=str)
+def test_pins_versions_within_bounds(requirement: Requirement) -> None:
     pinned = {canonicalize_name(pin.name): version_of(pin) for pin in PINS}
-    for requirement in map(Requirement, chain.from_iterable(named)):
-        if requirement.name != project["name"]:
-            assert pinned[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+    assert pinned[canonicalize_name(requirement.name)] in requirement.specifier

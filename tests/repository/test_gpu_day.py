@@ -51,30 +51,40 @@ def test_its_options_are_those_of_pytest(pytestconfig: pytest.Config) -> None:
 
 
 @pytest.mark.parametrize("part", ["", "8"])
-def test_it_says_which_parts_there_are(part: str) -> None:
+def test_lists_its_parts(part: str) -> None:
     printed = output_of(f"'{DAY}' '{part}' 2>&1 >/dev/null", shell=True, status=2)
     assert f"name a part, dry or 1 to 7; got '{part}'" in printed
 
 
+def parts_of_the_day() -> list[tuple[str, str, str]]:
+    """Return the number, the minutes and the commands of each part."""
+    return re.findall(r"^(\d)\)\n    begin (\d+)\n(.*?)^    ;;", DAY.read_text(), re.MULTILINE | re.DOTALL)
+
+
 def test_its_first_parts_end_within_45_minutes() -> None:
+    parts = parts_of_the_day()
+    assert [part for part, _, _ in parts] == [*"1234567"]
+    together = sum(int(minutes) for _, minutes, _ in parts[:6])
+    assert together <= 45
+    assert f"parts 1 to 6 take at most {together} minutes" in DAY.read_text().replace("\n# ", " ")
+
+
+@pytest.mark.parametrize(("part", "minutes", "body"), parts_of_the_day(), ids=[*"1234567"])
+def test_the_page_gives_the_minutes_of_a_part(part: str, minutes: str, body: str) -> None:
+    (section,) = re.findall(rf"^## Part {part}: .*?(?=^\|)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert f"{minutes} minutes" in section
+
+
+@pytest.mark.parametrize(("part", "minutes", "body"), parts_of_the_day(), ids=[*"1234567"])
+def test_a_part_ends_within_its_minutes(part: str, minutes: str, body: str) -> None:
     """The length of a part is the sum of the time limits of its commands.
 
     The loop of part 5 runs three times.
     """
-    text = DAY.read_text()
-    parts = re.findall(r"^(\d)\)\n    begin (\d+)\n(.*?)^    ;;", text, re.MULTILINE | re.DOTALL)
-    assert [part for part, _, _ in parts] == [*"1234567"]
-    together = sum(int(minutes) for _, minutes, _ in parts[:6])
-    assert together <= 45
-    assert f"parts 1 to 6 take at most {together} minutes" in text.replace("\n# ", " ")
-    for part, minutes, body in parts:
-        (section,) = re.findall(rf"^## Part {part}: .*?(?=^\|)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-        assert f"{minutes} minutes" in section
-        loop = re.search(r"for launch in 1 2 3.*?done", body, re.DOTALL)
-        repeated = loop[0] if loop else ""
-        limits = [int(limit) for limit in re.findall(r"(?:timeout|sleep) (\d+)", body + 2 * repeated)]
-        limits = [limit for limit in limits if limit < 600]
-        assert sum(limits) <= 60 * int(minutes), part
+    loop = re.search(r"for launch in 1 2 3.*?done", body, re.DOTALL)
+    repeated = loop[0] if loop else ""
+    limits = [int(limit) for limit in re.findall(r"(?:timeout|sleep) (\d+)", body + 2 * repeated)]
+    assert sum(limit for limit in limits if limit < 600) <= 60 * int(minutes)
 
 
 A_GPU = "case $* in -L) echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)'; exit ;; esac"

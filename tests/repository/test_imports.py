@@ -58,7 +58,6 @@ NO_TEST_FILE = {
     ),
     "perfsuite.session.outputs": "run by tests of cli/test_compare.py and plugin/test_sessions.py",
     "perfsuite.plugin.settings": "run by plugin/test_options.py, which runs pytest",
-    "perfsuite.session.unclaimed": "run by plugin/test_selection.py, which runs pytest",
     "perfsuite.session.mode": "its subclasses are tested",
     "perfsuite.worker.probes.doctor_facts": "fields without code: doctor/test_torch_checks.py makes them",
     "perfsuite.worker.startup.sitecustomize": "run by frameworks/test_script.py",

@@ -30,7 +30,7 @@ ALLOWED_NAMES = {
     **dict.fromkeys(("_asdict", "_replace"), "documented methods of named tuples"),
     **dict.fromkeys(("_exit", "_getframe", "_current_frames"), "documented functions of os and sys"),
     "_thread": "worker/flight_recorder.py: a documented module; its threads are not listed by `threading`",
-    "_DummyThread": "spans/recording.py: a thread that Python did not start",
+    "_DummyThread": "clock/timers.py: a thread that Python did not start",
     "_bootstrap": "clock/startup_clock.py: without it, the time of imports is not known",
     "_find_and_load": "clock/startup_clock.py: the same",
     "_initializing": "hooks/imports.py: of a module's spec; without it, a module counts as loaded",

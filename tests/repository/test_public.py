@@ -22,15 +22,19 @@ def test_every_public_name_exists_once(name: str) -> None:
     module = importlib.import_module(name)
     names = module.__all__
     assert len(set(names)) == len(names)
-    for public_name in names:
-        assert getattr(module, public_name) is not None
-    if name != "perfsuite.testing":  # perfsuite.testing consists of functions, and imports what they need
-        others = {
-            defined
-            for defined, value in vars(module).items()
-            if not defined.startswith("_") and not isinstance(value, ModuleType) and defined not in names
-        }
-        assert others <= {"annotations", "Any", "TYPE_CHECKING"}
+    assert [public_name for public_name in names if getattr(module, public_name) is None] == []
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name != "perfsuite.testing"])
+def test_every_other_name_is_private(name: str) -> None:
+    """perfsuite.testing consists of functions, and imports what they need."""
+    module = importlib.import_module(name)
+    others = {
+        defined
+        for defined, value in vars(module).items()
+        if not defined.startswith("_") and not isinstance(value, ModuleType) and defined not in module.__all__
+    }
+    assert others <= {"annotations", "Any", "TYPE_CHECKING"}
 
 
 def test_packages_that_list_names_are_public() -> None:
@@ -53,8 +57,11 @@ def test_top_names_are_those_of_type_checkers() -> None:
     deleted = {f"perfsuite.frameworks.{name}" for name in DELETED}
     modules = {name: module for name, module in for_type_checkers().items() if module not in deleted}
     assert dir(perfsuite) == perfsuite.__all__ == sorted([*modules, "__version__"])
-    for name, module in modules.items():
-        assert getattr(importlib.import_module(module), name) is getattr(perfsuite, name)
+
+
+@pytest.mark.parametrize(("name", "module"), for_type_checkers().items())
+def test_a_top_name_is_the_one_of_its_module(name: str, module: str) -> None:
+    assert getattr(importlib.import_module(module), name) is getattr(perfsuite, name)
 
 
 @pytest.mark.parametrize("name", ["Csae", "csae"])
@@ -79,7 +86,7 @@ def test_a_name_is_imported_when_it_is_first_used() -> None:
     assert python(code).split() == ["False", "True", "False"]
 
 
-def test_the_version_stands_in_one_place() -> None:
+def test_the_version_is_in_one_place() -> None:
     settings = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     assert "version" in settings["project"]["dynamic"]
     assert settings["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "perfsuite.__version__"}

@@ -66,14 +66,14 @@ def test_forks_a_launch_with_the_packages_of_a_test(packages: Packages, tmp_path
     assert kind_of_agent(tmp_path, DDP()) == "cpu"
 
 
-def test_starts_a_launch_with_another_python_path_anew(
+def test_starts_a_launch_with_another_python_path_afresh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     assert kind_of_agent(tmp_path, DDP()) is None
 
 
-def test_starts_the_script_of_a_command_anew(tmp_path: Path) -> None:
+def test_starts_the_script_of_a_command_afresh(tmp_path: Path) -> None:
     assert kind_of_agent(tmp_path, Script(command=("torchrun", "train.py"))) is None
 
 

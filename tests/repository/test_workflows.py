@@ -213,33 +213,62 @@ def test_reads_a_nights_machines_from_a_map(tmp_path: Path, hardware: str, expec
     assert {entry["options"] for entry in made} == {"--gpus=all --ipc=host"}
 
 
-def test_a_bad_map_of_machines_is_refused(tmp_path: Path) -> None:
-    no_map = "hardware is no JSON map from a marker to its machine"
-    for hardware, message in {
-        "{}": no_map,
-        '["h100"]': no_map,
-        '{"h100": {"container": "i"}}': "hardware: h100 has no runs-on",
-        '{"h100": "h100"}': "hardware: h100 has no runs-on",
-        '{"h100": {"runs-on": "a", "shards": 0}}': "h100 has shards 0: give a whole number from 1",
-        '{"h100": {"runs-on": "a", "shards": "2"}}': 'h100 has shards "2": give a whole number',
-    }.items():
-        assert message in machines_of(hardware, tmp_path, status=5)
+NO_MAP = "hardware is no JSON map from a marker to its machine"
 
 
-def test_finds_a_machine_by_marker_or_label(tmp_path: Path) -> None:
-    variables = {"PATH": os.environ["PATH"], "GITHUB_OUTPUT": str(tmp_path / "out")}
-    machines = '{"h100": {"runs-on": "a"}, "l4": {}}'
-    values = {"inputs.machines": machines, "inputs.hardware": "h100"}
-    run_steps(tmp_path, "new-baselines", "machine", values, variables)
-    assert (tmp_path / "out").read_text() == 'machine={"runs-on":"a"}\n'
-    for lacking in ("l4", "a100"):
-        values["inputs.hardware"] = lacking
-        said = run_steps(tmp_path, "new-baselines", "machine", values, variables, status=5)
-        assert f"machines has no runs-on for {lacking}: it knows h100, l4" in said
-    for label in ("bug", "h100"):
-        values = {"inputs.hardware": machines, "github.event.label.name": label}
-        run_steps(tmp_path, "pull-request", "machine", values, variables)
-    assert (tmp_path / "out").read_text() == 'machine={"runs-on":"a"}\n' * 2, "another label is not a machine"
+@pytest.mark.parametrize(
+    ("hardware", "message"),
+    [
+        ("{}", NO_MAP),
+        ('["h100"]', NO_MAP),
+        ('{"h100": {"container": "i"}}', "hardware: h100 has no runs-on"),
+        ('{"h100": "h100"}', "hardware: h100 has no runs-on"),
+        ('{"h100": {"runs-on": "a", "shards": 0}}', "h100 has shards 0: give a whole number from 1"),
+        ('{"h100": {"runs-on": "a", "shards": "2"}}', 'h100 has shards "2": give a whole number'),
+    ],
+    ids=["empty", "a list", "no runs-on", "not a map", "no shards", "text"],
+)
+def test_a_bad_map_of_machines_is_refused(tmp_path: Path, hardware: str, message: str) -> None:
+    assert message in machines_of(hardware, tmp_path, status=5)
+
+
+MACHINES = '{"h100": {"runs-on": "a"}, "l4": {}}'
+
+
+@pytest.fixture
+def found_machine(tmp_path: Path) -> Path:
+    """Return the file to which a step writes the machine that it finds."""
+    return tmp_path / "out"
+
+
+def find_machine(name: str, file: Path, values: Mapping[str, str], status: int = 0) -> str:
+    """Look for a machine as the workflow does. Return what the step prints."""
+    file.touch()
+    variables = {"PATH": os.environ["PATH"], "GITHUB_OUTPUT": str(file)}
+    return run_steps(file.parent, name, "machine", values, variables, status=status)
+
+
+def test_finds_a_machine_by_its_marker(found_machine: Path) -> None:
+    find_machine("new-baselines", found_machine, {"inputs.machines": MACHINES, "inputs.hardware": "h100"})
+    assert found_machine.read_text() == 'machine={"runs-on":"a"}\n'
+
+
+@pytest.mark.parametrize("lacking", ["l4", "a100"])
+def test_names_a_marker_without_a_machine(found_machine: Path, lacking: str) -> None:
+    values = {"inputs.machines": MACHINES, "inputs.hardware": lacking}
+    printed = find_machine("new-baselines", found_machine, values, status=5)
+    assert f"machines has no runs-on for {lacking}: it knows h100, l4" in printed
+
+
+@pytest.mark.parametrize(
+    ("label", "written"),
+    [("h100", 'machine={"runs-on":"a"}\n'), ("bug", "")],
+    ids=["a machine", "another label"],
+)
+def test_finds_a_machine_by_its_label(found_machine: Path, label: str, written: str) -> None:
+    values = {"inputs.hardware": MACHINES, "github.event.label.name": label}
+    find_machine("pull-request", found_machine, values)
+    assert found_machine.read_text() == written
 
 
 SHAPES = {
@@ -395,19 +424,28 @@ def called() -> list[tuple[str, str, dict[str, Any], dict[Any, Any]]]:
     ]
 
 
-def test_caller_grants_needed_rights_and_inputs() -> None:
+def test_five_workflows_call_others() -> None:
     assert {caller for caller, *_ in called()} == {"nightly", "pages", "dry", "compare", "baselines"}
-    for caller, name, job, asked in called():
-        wanted: dict[str, str] = {}
-        for job_asked in asked["jobs"].values():
-            for right, level in job_asked.get("permissions", {}).items():
-                wanted[right] = max(level, wanted.get(right, ""))  # read < write
-        assert job["permissions"] == wanted, (caller, name)
-        inputs = (asked[True]["workflow_call"] or {}).get("inputs", {})
-        assert set(job.get("with", {})) <= set(inputs), (caller, name)
-        assert {key for key, definition in inputs.items() if definition.get("required")} <= set(
-            job.get("with", {})
-        )
+
+
+EVERY_CALL = [pytest.param(job, asked, id=f"{caller} calls {name}") for caller, name, job, asked in called()]
+every_call = pytest.mark.parametrize(("job", "asked"), EVERY_CALL)
+
+
+@every_call
+def test_a_caller_grants_the_needed_rights(job: dict[str, Any], asked: dict[Any, Any]) -> None:
+    wanted: dict[str, str] = {}
+    for job_asked in asked["jobs"].values():
+        for right, level in job_asked.get("permissions", {}).items():
+            wanted[right] = max(level, wanted.get(right, ""))  # read < write
+    assert job["permissions"] == wanted
+
+
+@every_call
+def test_a_caller_gives_the_required_inputs(job: dict[str, Any], asked: dict[Any, Any]) -> None:
+    inputs = (asked[True]["workflow_call"] or {}).get("inputs", {})
+    required = {key for key, definition in inputs.items() if definition.get("required")}
+    assert required <= set(job.get("with", {})) <= set(inputs)
 
 
 def test_ci_tests_the_lowest_torch_and_python() -> None:
@@ -497,16 +535,16 @@ def test_measured_baselines_become_a_pull_request(repository: Path, tmp_path: Pa
     assert "tokens/s: new" in calls
 
 
-def test_always_uploads_results_not_checkpoints() -> None:
-    for name, job in (("night", "measure"), ("pull-request", "launched")):
-        steps = workflow(name)["jobs"][job]["steps"]
-        shown, report, launches = [step for step in steps if "cache" not in step.get("uses", "")][-3:]
-        assert shown["run"].endswith(("--only-summary", '>> "$GITHUB_STEP_SUMMARY"'))
-        assert report["with"]["path"] == "out"
-        assert {shown["if"], report["if"]} <= {"always()", "${{ !cancelled() }}"}
-        assert launches["if"] == "always()"
-        kept, left_out = launches["with"]["path"].splitlines()
-        assert left_out == f"!{kept}/**/checkpoints"
+@pytest.mark.parametrize(("name", "job"), [("night", "measure"), ("pull-request", "launched")])
+def test_always_uploads_results_not_checkpoints(name: str, job: str) -> None:
+    steps = workflow(name)["jobs"][job]["steps"]
+    shown, report, launches = [step for step in steps if "cache" not in step.get("uses", "")][-3:]
+    assert shown["run"].endswith(("--only-summary", '>> "$GITHUB_STEP_SUMMARY"'))
+    assert report["with"]["path"] == "out"
+    assert {shown["if"], report["if"]} <= {"always()", "${{ !cancelled() }}"}
+    assert launches["if"] == "always()"
+    kept, left_out = launches["with"]["path"].splitlines()
+    assert left_out == f"!{kept}/**/checkpoints"
 
 
 def test_night_knows_earlier_costs_however_it_ended() -> None:

@@ -21,7 +21,7 @@ GIB = 2**30
         ("FLOP", [999_999, 551e12], ["999,999 FLOP", "551.0 TFLOP"]),
         ("calls", [12_345], ["12,345"]),
         ("tokens/s", [93_600.4, math.nan], ["93,600", "nan"]),
-        ("samples/s", [99.96, 12.34, -0.1234, 0.0], ["100", "12.3", "-0.123", "0"]),
+        ("samples/s", [99.96, 99.54, 12.34, -0.1234, 0.0], ["100", "99.5", "12.3", "-0.123", "0"]),
         ("", [1.2345, None], ["1.23", "not measured"]),
         ("share", [0.423], ["42.3%"]),
         ("%", [97.4], ["97%"]),
@@ -53,6 +53,15 @@ def test_difference_has_a_sign_and_full_precision() -> None:
     assert arrow(0, 3 * GIB, "bytes") == "0 -> 3.0 GiB"
     assert arrow(29_900_000_000, 59_800_000_000, "FLOP") == "29.9 -> 59.8 GFLOP"
     assert arrow(1_001_000_000, 1_120_000_000, "FLOP") == "1.00 -> 1.12 GFLOP"
+
+
+def test_an_arrow_has_enough_digits_for_the_ratio() -> None:
+    assert arrow(65_000_000, 1_110_000_000, "FLOP") == "0.065 -> 1.110 GFLOP", "0.07 would show a ratio of 16"
+
+
+def test_only_nothing_is_written_without_a_unit() -> None:
+    assert arrow(3 * GIB, 0, "bytes") == "3.0 GiB -> 0"
+    assert arrow(2, 1, "calls") == "2 -> 1"
 
 
 @given(st.integers(0, 2**45), st.integers(0, 2**45), st.sampled_from(["bytes", "FLOP", "calls"]))

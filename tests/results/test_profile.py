@@ -1,7 +1,17 @@
 from pathlib import Path
 
+import pytest
+
 from perfsuite import documents
-from perfsuite.results.profile import ProfileBaseline, StepSplit, Work, longest_first, of_baseline
+from perfsuite.errors import CaseError
+from perfsuite.results.profile import (
+    LaunchProfile,
+    ProfileBaseline,
+    StepSplit,
+    Work,
+    longest_first,
+    of_baseline,
+)
 from tests.samples import make_baseline
 from tests.traces import EAGER, launch_profile, make_profile, unseen_profile
 
@@ -22,6 +32,11 @@ def test_ranks_with_equal_calls_share_a_profile() -> None:
         ranks = launch_profile(*profiles).ranks
         assert [entry.name for entry in ranks] == names
         assert {entry.profile.unsteady for entry in ranks} == {("aten::mm",)}
+
+
+def test_a_launch_without_ranks_has_no_profile() -> None:
+    with pytest.raises(CaseError, match=r"ranks: .* at least 1 item"):
+        LaunchProfile(ranks=())
 
 
 def test_longest_comes_first_then_by_name() -> None:

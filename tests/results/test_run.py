@@ -5,7 +5,7 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.errors import CaseError
-from perfsuite.results.run import DeviceHealth, Figures, Health, Run
+from perfsuite.results.run import DeviceHealth, Figures, Health, LaunchFile, Run
 from tests.samples import make_case, make_machine, make_run
 
 
@@ -33,6 +33,10 @@ def test_names_a_gpu_by_number_and_known_bus() -> None:
         DeviceHealth(index=-1)
     with pytest.raises(CaseError, match="samples"):
         Health(samples=-1, seconds=0, steps=0)
+
+
+def test_a_launch_has_no_oom_kills_unless_counted() -> None:
+    assert LaunchFile(node=0).oom_kills == 0
 
 
 def test_measured_steps_are_those_of_the_window() -> None:

@@ -1,8 +1,10 @@
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from perfsuite import documents
 from perfsuite.results.trend import ChangePoint, Drift, Trend
 
 DAY = date(2026, 1, 3)
@@ -66,3 +68,10 @@ def test_sentences_name_size_place_and_causes(commits: int | None, count: str) -
 def test_only_open_drifts_fail() -> None:
     both = (drift(), drift(open=False))
     assert Trend(since=DAY, sessions=9, series=1, findings=both, unplaced={}).failing == [both[0]]
+
+
+def test_a_trend_reads_back(tmp_path: Path) -> None:
+    trend = Trend(since=DAY, sessions=9, series=1, findings=(drift(),), unplaced={})
+    file = tmp_path / "trend.json"
+    documents.write(file, trend)
+    assert documents.read(file, Trend) == trend

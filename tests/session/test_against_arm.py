@@ -320,6 +320,16 @@ def test_advice_on_imports_is_given_by_counts_as_well(launches: Launches) -> Non
     assert "an import from six failed" in result.verdict.reasons[-1]
 
 
+def test_advice_names_the_package_of_a_module(launches: Launches) -> None:
+    launches.arms = (Arm(text="torchmetrics==0.9.3", packages="/packages"), B)
+    launches.failing = {"A": "crash"}
+    launches.message = "No module named 'pkg_resources'"
+    reason = launches.compare_counts().verdict.reasons[-1]
+    assert reason.endswith(
+        "to arm A (pkg_resources is a part of older releases of setuptools, such as 80.9.0)"
+    )
+
+
 SEEN = Observed(settings={}, environment={"torch": "2.13.0+cpu"}, code="c0de")
 
 
@@ -471,6 +481,16 @@ def test_launches_each_arm_once_fault_in_arm_b(launches: Launches) -> None:
     result = launches.compare_counts(inject="slowdown=30%")
     assert (launches.made, launches.injected) == (["a/launch-1", "b/launch-1"], [None, "slowdown=30%"])
     assert (result.outcome, result.verdict.launches, result.by_counts) == ("regressed", 2, True)
+
+
+def test_launches_nothing_without_a_step_to_count(launches: Launches) -> None:
+    with pytest.raises(CaseError, match=r"max_warmup_steps=3 leaves no step to count .* Give 4 or more"):
+        launches.compare_counts(make_case(max_warmup_steps=3))
+    assert launches.made == []
+
+
+def test_a_dry_run_counts_without_a_warm_up(launches: Launches) -> None:
+    assert launches.compare_counts(make_case(max_warmup_steps=3), dry=True).outcome == "regressed"
 
 
 def test_arm_a_that_has_run_is_not_launched_again(launches: Launches) -> None:

@@ -23,10 +23,12 @@ from perfsuite.results.store import Store
 from perfsuite.session.against_baseline import AgainstBaseline
 from perfsuite.session.plan import Budget
 from perfsuite.session.reference import ReferenceArm
+from perfsuite.verdict.overall import Reference
 from perfsuite.verdict.policy import Policy
 from perfsuite.verdict.tonight import Tonight
 from tests.analysis.step_time.test_forecast import step
 from tests.samples import (
+    BEFORE,
     DISTURBED,
     make_case,
     make_figures,
@@ -36,8 +38,10 @@ from tests.samples import (
     make_run,
     make_session_file,
     metric_check,
+    now,
 )
 from tests.session.making import PASSED, RECORDED, Sessions, reviewed
+from tests.suite import waiver
 from tests.traces import EAGER, launch_profile, taken, unseen_profile
 from tests.twin_counts import baseline_of, counts, launch
 
@@ -535,3 +539,19 @@ def test_the_end_of_an_allocation_keeps_a_decided_verdict(sessions: Sessions) ->
     ends = AllocationOverError("the job is over")
     _, _, result = slower_case(sessions, "regressed", "regressed", confirm=ends)
     assert result.outcome == "regressed"
+
+
+def test_the_judge_knows_the_waivers(sessions: Sessions) -> None:
+    (sessions.directory / "perf-waivers.toml").write_text(waiver(tolerated="60%"))
+    slow = make_result(*[now(tokens_per_s=50_000)] * 3)
+    sessions.launch(*slow.runs, verdict=slow.verdict)
+    launch = sessions.measure
+    seen: list[bool] = []
+
+    def measure(*args: Any, **how: Any) -> Any:
+        seen.extend(arg.policy.waives(slow.verdict.checks) for arg in args if isinstance(arg, Reference))
+        return launch(*args, **how)
+
+    sessions.measure = measure
+    sessions.make().measure(BEFORE.case, "test")
+    assert seen == [True]

@@ -1,4 +1,4 @@
-"""Test which cases become canaries, and when the reference is launched on them."""
+"""Test which cases become canaries, and when they are launched with the reference."""
 
 from typing import Any
 

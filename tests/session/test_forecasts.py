@@ -90,7 +90,7 @@ def test_a_missing_forecast_has_a_reason(tmp_path: Path) -> None:
     sharded = made.added(DryFacts(expected=step(1, parallelism="sharded")), SECOND.id)
     assert "same parallelism. First measure a case with sharded parameters" in str(sharded.no_forecast)
     again = made.added(DryFacts(expected=step(1)), FIRST.id)
-    why = "the case was already measured: a step took 1,250.0 ms, 80% of the expected speed"
+    why = "the case was already measured: a step took 1,250.0 ms, which is 80% of the expected speed"
     assert (again.forecast, again.no_forecast) == (None, why)
 
 

@@ -12,7 +12,7 @@ from perfsuite.session.mode import Trial
 from perfsuite.session.outputs import lines
 from perfsuite.session.record import Record
 from perfsuite.session.session import Session
-from tests.samples import BEFORE, make_case, make_result, make_run, now
+from tests.samples import BEFORE, make_case, make_result, make_run, never_run, now
 from tests.session.making import PASSED, RECORDED, Sessions, make_setup
 from tests.suite import waiver
 
@@ -68,6 +68,60 @@ def test_a_new_result_replaces_that_of_an_earlier_part(sessions: Sessions) -> No
     assert record.results == [kept, new]
 
 
+@pytest.fixture
+def interrupted(sessions: Sessions) -> Record:
+    """Return the record of a session that was interrupted after a launch of its case."""
+    record = sessions.make().record
+    record.begin(make_case()).runs.append(make_run())
+    return record
+
+
+def resumed(sessions: Sessions, earlier: Record) -> Record:
+    """Return the record of a session that continues an interrupted one."""
+    record = sessions.make().record
+    record.go_on(earlier.directory, earlier.session_file("interrupted"))
+    return record
+
+
+def test_an_interrupted_case_is_kept_on(sessions: Sessions, interrupted: Record) -> None:
+    record = resumed(sessions, resumed(sessions, interrupted))
+    written = record.session_file("complete")
+    assert (written.interrupted_case, written.interrupted_launches) == (make_case().id, (make_run(),))
+
+
+def test_a_result_ends_an_earlier_interrupt(sessions: Sessions, interrupted: Record) -> None:
+    record = resumed(sessions, interrupted)
+    record.keep(make_result(make_run(), before=None))
+    written = record.session_file("complete")
+    assert (written.interrupted_case, written.interrupted_launches) == (None, ())
+
+
+def test_a_second_interrupt_forgets_no_case(sessions: Sessions, interrupted: Record) -> None:
+    record = resumed(sessions, interrupted)
+    other = make_case(micro_batch=3)
+    record.begin(other).runs.append(make_run(case=other))
+    written = resumed(sessions, record).session_file("complete")
+    assert (written.interrupted_case, written.interrupted_before) == (other.id, (make_case().id,))
+    assert written.interrupted_launches == (make_run(), make_run(case=other))
+
+
+def test_a_resumed_session_keeps_its_skipped_files(sessions: Sessions) -> None:
+    earlier = sessions.make().record
+    earlier.skip_file("test_a.py", "no such package")
+    record = sessions.make().record
+    record.skip_file("test_b.py", "no such package")
+    record.go_on(earlier.directory, earlier.session_file("interrupted"))
+    assert [skip.nodeid for skip in record.skipped] == ["test_a.py", "test_b.py"]
+
+
+def test_a_result_of_a_file_ends_its_skip(sessions: Sessions) -> None:
+    record = sessions.make().record
+    record.skip_file("test_a.py", "no such package")
+    record.skip_file("test_b.py", "no such package")
+    record.keep(make_result(now()).replace(nodeid="test_a.py::test_it"))
+    assert [skip.nodeid for skip in record.skipped] == ["test_b.py"]
+
+
 def test_a_regression_in_shadow_mode_fails_nothing(sessions: Sessions) -> None:
     record = sessions.make(shadow=True).record
     trial = Trial(verdict=PASSED.replace(outcome="regressed"), runs=(make_run(),))
@@ -112,6 +166,41 @@ def test_invalid_waiver_leaves_a_regression_red(sessions: Sessions, fields: dict
     (result,) = ours.record.results
     assert (result.excused, ours.setup.options.is_failing(result)) == (None, True)
     assert why in result.waivers[0]
+
+
+def later_part(sessions: Sessions, earlier: Session, day: str) -> Record:
+    """Return the record of a session that continues an earlier one on another day."""
+    record = sessions.make().record
+    record.started_at = f"{day}T03:04:05+00:00"
+    record.go_on(earlier.record.directory, earlier.record.session_file("interrupted"))
+    return record
+
+
+def test_a_kept_result_needs_a_waiver_of_today(sessions: Sessions) -> None:
+    ours = waived_session(sessions, waiver(tolerated="60%", until="2999-12-30"))
+    (result,) = later_part(sessions, ours, "2999-12-31").results
+    assert result.excused is None
+    assert result.waivers[0].startswith(
+        "not waived: tokens/s -49.4%: the waiver of tokens/s for fake-* ended"
+    )
+
+
+def test_an_ended_waiver_fails_the_resumed_session(sessions: Sessions) -> None:
+    ours = waived_session(sessions, waiver(tolerated="60%", until="2999-12-30"))
+    assert ours.record.tally.failing == []
+    assert len(later_part(sessions, ours, "2999-12-31").tally.failing) == 1
+
+
+def test_a_kept_result_keeps_its_valid_waiver(sessions: Sessions) -> None:
+    ours = waived_session(sessions, waiver(tolerated="60%"))
+    assert later_part(sessions, ours, "2999-12-31").results == ours.record.results
+
+
+def test_a_known_issue_stays_excused(sessions: Sessions) -> None:
+    ours = waived_session(sessions, waiver(tolerated="60%"))
+    known = never_run().replace(excused="known issue")
+    ours.record.results = [known]
+    assert later_part(sessions, ours, "2999-12-31").results == [known]
 
 
 def test_bad_waiver_file_fails_before_measuring(sessions: Sessions) -> None:

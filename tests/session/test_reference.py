@@ -106,7 +106,9 @@ def test_later_launches_keep_up_with_the_cases(nights: Nights) -> None:
 def test_only_cases_with_a_baseline_are_canaries(nights: Nights) -> None:
     nights.accept(*CASES[2:4])
     assert [canary.candidate.case for canary in nights.reference().canaries] == CASES[2:4]
-    assert nights.said == [f"perfsuite: the reference v1:uv.lock is launched on {CASES[2].id}, {CASES[3].id}"]
+    assert nights.said == [
+        f"perfsuite: cases launched with the reference v1:uv.lock: {CASES[2].id}, {CASES[3].id}"
+    ]
 
 
 def test_a_session_without_baselines_goes_on_without_a_reference(nights: Nights) -> None:
@@ -125,7 +127,9 @@ def test_a_reference_that_no_longer_installs_is_reported(nights: Nights) -> None
     reference = nights.reference(fails)
     reference.keep_up(nights.session)
     [problem] = reference.facts(nights.noise).problems
-    assert problem.startswith("the reference cannot be launched, so cases are judged without it: --perf-ref")
+    assert problem.startswith(
+        "no case can be launched with the reference, so cases are judged without it: --perf-ref"
+    )
     assert reference.tonight(hardware_class(nights)) is None
     assert nights.launched == []
 
@@ -198,7 +202,10 @@ def test_a_canary_that_crashes_is_left_out(nights: Nights) -> None:
     reference = nights.reference()
     reference.keep_up(nights.session)
     assert unused(reference) == {2: "crash: exit code 1"}
-    assert f"perfsuite: the reference on {CASES[1].id} is not used: crash: exit code 1" in nights.said
+    assert (
+        f"perfsuite: the launches of {CASES[1].id} with the reference are not used: crash: exit code 1"
+        in nights.said
+    )
     tonight = reference.tonight(hardware_class(nights))
     assert tonight is not None
     assert len(tonight.canaries) == 4
@@ -220,7 +227,7 @@ def test_an_error_does_not_end_the_session(nights: Nights) -> None:
     nights.changes[1] = RuntimeError("a bug")
     reference = nights.reference()
     reference.keep_up(nights.session)
-    assert unused(reference) == {1: "it could not be launched: RuntimeError: a bug"}
+    assert unused(reference) == {1: "the case could not be launched: RuntimeError: a bug"}
 
 
 def test_the_end_of_an_allocation_ends_the_session(nights: Nights) -> None:
@@ -237,7 +244,7 @@ def test_a_reference_newer_than_the_baseline_is_not_used(nights: Nights) -> None
     reference = nights.reference()
     reference.keep_up(nights.session)
     assert set(unused(reference).values()) == {
-        "it differs from what its baseline measured (torch: 2.13.0 -> 2.14.0)"
+        "the reference differs from what the baseline measured (torch: 2.13.0 -> 2.14.0)"
     }
     assert reference.tonight(hardware_class(nights)) is None
 

@@ -114,6 +114,7 @@ NOT_REACHED = Skipped(nodeid="two", case_id="two", framework="fake", reason="no 
         ((make_result(make_run(), before=None),), {"status": "running"}, True),
         ((make_result(make_run(), before=None), UNDECIDED), {}, True),
         ((make_result(make_run(), before=None),), {"skipped": (NOT_REACHED,)}, True),
+        ((make_result(make_run(), before=None),), {"interrupted_case": "c"}, True),
     ],
 )
 def test_a_session_goes_on_if_something_is_left(

@@ -135,9 +135,9 @@ def test_doubled_work_of_one_arm_is_no_wrong_case() -> None:
     for verdict in (judge_counts(make_run(), doubled), judged(arm(A[:1]), [doubled])):
         assert (verdict.outcome, verdict.failure) == ("failed", "mismatch")
         (reason,) = verdict.reasons
-        expected = "arm B gives the model 512 tokens a step, arm A 256: the change is the cause (tokens: "
+        expected = "arm B gives the model 512 tokens a step, but arm A gives it 256: the change is the cause"
         assert reason.startswith(expected)
-        assert ", in 2 forward calls per rank). To compare the work of both, give Script(" in reason
+        assert ", in 2 forward calls per rank). To compare the work of both arms, give Script(" in reason
     both = judge_counts(doubled, doubled).reasons
     assert ["Correct the case" in reason for reason in both] == [True, True], (
         "the case might be what is wrong"
@@ -156,7 +156,7 @@ def test_other_loss_fails_but_scaled_one_is_noted() -> None:
     verdict = compared([with_loss(1)] * 5, [with_loss(1.3, speed=0.7)] * 5)
     assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", "loss", 10)
     assert check_of(verdict, "tokens_per_s").outcome == "regressed"
-    assert "the loss over 0 to 10% of the steps is 5.1" in verdict.reasons[0]
+    assert "the loss between 0% and 10% of the steps is 5.1" in verdict.reasons[0]
     assert ", but 3.97" in verdict.reasons[0]
     a, scaled, four = (
         [run.replace(loss=with_loss(factor).loss) for run in arm(A[:3], unclipped_norm=norm)]
@@ -200,6 +200,12 @@ def test_never_passes_a_metric_an_arm_lacks() -> None:
         assert compared(a, b).failure == "missing_metric"
     check = check_of(compared(arm(), arm(B, cpu_s_per_step=1.0)), "cpu_s_per_step")
     assert (check.outcome, check.note) == ("inconclusive", "was not measured in arm A")
+
+
+def test_shows_a_wrong_value_even_beside_missing_ones() -> None:
+    values = (0, *[None] * (len(B) - 1))
+    b = [arm((speed,), peak_memory_bytes=value)[0] for speed, value in zip(B, values, strict=True)]
+    assert check_of(judged(arm(), b), "peak_memory_bytes").note == "is 0.0 in arm B"
 
 
 MACHINE = (1.0, 1.3, 0.9, 1.2, 1.1, 0.8)

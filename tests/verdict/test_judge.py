@@ -1,4 +1,5 @@
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from perfsuite.results.baseline import from_runs
 from perfsuite.results.metric import GATED
-from perfsuite.results.outcome import Outcome
+from perfsuite.results.outcome import Check, Outcome
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from perfsuite.verdict.metric_checks import TOO_FEW_LAUNCHES
@@ -39,6 +40,8 @@ from tests.verdict.judging import (
     with_stack,
 )
 
+SPEEDS = ("tokens_per_s", "tokens_per_s_mean")
+LOOSE_MEMORY = Noise(sigma=0.3, degrees_of_freedom=30)
 SICK = make_run(health=DISTURBED, figures=make_figures(tokens_per_s=1))
 
 
@@ -179,6 +182,24 @@ def test_reports_the_worst_of_all_metrics() -> None:
         verdict = session(runs, noise=ClassNoise(by_metric=by_metric))
         assert (verdict.outcome, verdict.launches) == (outcome, min(3, len(runs)))
         assert outcomes(verdict) == {**dict.fromkeys(NAMES, of_speed), "peak_memory_bytes": of_memory}
+
+
+def test_a_waived_slowdown_hides_no_other_metric() -> None:
+    runs = usual(0.8, peak_memory_bytes=87 * MIB)
+    noise = ClassNoise(by_metric={**QUIET.by_metric, "peak_memory_bytes": LOOSE_MEMORY})
+
+    def waives(checks: Sequence[Check]) -> bool:
+        return {check.metric for check in checks if check.outcome == "regressed"} <= {*SPEEDS}
+
+    verdict = session(runs, noise=noise, waives=waives)
+    assert outcomes(verdict) == {**dict.fromkeys(SPEEDS, "regressed"), "peak_memory_bytes": "inconclusive"}
+    assert verdict.launches > 3
+
+
+def test_an_unwaived_regression_ends_the_launches() -> None:
+    larger = usual(0.8, peak_memory_bytes=87 * MIB)
+    noise = ClassNoise(by_metric={**QUIET.by_metric, "peak_memory_bytes": LOOSE_MEMORY})
+    assert session(larger, noise=noise, waives=lambda checks: False).launches == 3
 
 
 def test_more_gpu_memory_hides_no_slowdown() -> None:

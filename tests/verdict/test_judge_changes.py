@@ -180,7 +180,7 @@ def test_reports_a_loss_that_differs_midway() -> None:
     curve = before.launches[0].loss
     launch = before.launches[0].replace(loss=(*curve[:7], 99.0, *curve[8:]))
     assert of_times(before, before.replace(launches=(launch,))) == [
-        f"{TIMES}: loss over 70 to 80% of the steps {curve[7]:.4g} -> 99"
+        f"{TIMES}: loss between 70% and 80% of the steps {curve[7]:.4g} -> 99"
     ]
 
 

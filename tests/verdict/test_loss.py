@@ -181,7 +181,7 @@ def test_two_launches_each_show_other_gradients() -> None:
 
 
 def test_two_launches_each_show_another_loss() -> None:
-    difference = "the loss over 50 to 60% of the steps: 3.3500 -> 3.6850 (at most 2.0% is allowed)"
+    difference = "the loss between 50% and 60% of the steps: 3.3500 -> 3.6850 (at most 2.0% is allowed)"
     one = with_loss(1)
     late = with_loss(1.1, first=12)
     assert once(one, with_loss(1.019)) is None
@@ -247,7 +247,7 @@ def test_inconstant_multiple_is_another_loss() -> None:
 
 
 def test_loss_finding_names_place_value_and_usual() -> None:
-    said = "the loss over 50 to 60% of the steps is 3.6850, but 3.3500 +- 0.0670 in the baseline"
+    said = "the loss between 50% and 60% of the steps is 3.6850, but 3.3500 +- 0.0670 in the baseline"
     assert judged([with_loss(1.1, first=12)], FIVE).reasons == (said,)
 
 
@@ -390,7 +390,9 @@ def test_after_a_spike_only_a_higher_loss_fails() -> None:
         said = reason_of([SPIKE] * 5, (*SPIKE[:tenth], loss, *SPIKE[tenth + 1 :]))
         assert said is not None
     assert "x 4.000 in every step" in str(reason_of([SPIKE] * 5, tuple(4 * loss for loss in SPIKE)))
-    highest = "the loss over 90 to 100% of the steps is 9.3000, but at most 9.0000 + 0.1800 in the baseline"
+    highest = (
+        "the loss between 90% and 100% of the steps is 9.3000, but at most 9.0000 + 0.1800 in the baseline"
+    )
     assert said == highest
 
 
@@ -457,7 +459,7 @@ def test_counts_find_other_loss_despite_odd_launch(odd: range) -> None:
     assert steadily_differ(then, then[1:]) is None
     assert (
         steadily_differ(then, now)
-        == "the loss over 60 to 70% of the steps: 4.0000 -> 4.4000 (at most 2.0% is allowed)"
+        == "the loss between 60% and 70% of the steps: 4.0000 -> 4.4000 (at most 2.0% is allowed)"
     )
 
 
@@ -481,3 +483,36 @@ def test_counts_name_the_difference_allowed() -> None:
 def test_nan_norm_has_no_allowed_share() -> None:
     then, now = (from_runs([with_norm(norm)]).launches for norm in (math.nan, 1.0))
     assert may_differ(then, now) == "the norm of the gradients after clipping in step 4: nan -> 1"
+
+
+NEAR_ZERO = (2e-8, -0.11, 0.02, 3e-5, -0.04, 0.01, -0.02, 0.03, 0.01, -0.06)
+"""The losses of reinforcement learning: terms that cancel each other."""
+
+
+def with_curve(*loss: float) -> Run:
+    return ONE.model_copy(update={"loss": loss})
+
+
+def test_a_loss_that_cancels_may_differ() -> None:
+    other = with_curve(1e-8, *NEAR_ZERO[1:])
+    assert few_differ([other] * 2, [with_curve(*NEAR_ZERO)] * 2, "arm A") is None
+
+
+def test_names_a_place_where_losses_really_differ() -> None:
+    other = with_curve(1e-8, -0.06, *NEAR_ZERO[2:])
+    said = few_differ([other] * 2, [with_curve(*NEAR_ZERO)] * 2, "arm A")
+    assert said is not None
+    assert said.startswith("the loss between 10% and 20% of the steps: -0.1100 -> -0.0600")
+
+
+def test_shows_the_digits_of_a_small_loss() -> None:
+    small = with_curve(*(loss / 100 for loss in NEAR_ZERO))
+    other = with_curve(NEAR_ZERO[0] / 100, -0.0006, *(loss / 100 for loss in NEAR_ZERO[2:]))
+    assert ": -0.0011 -> -0.0006 " in str(few_differ([other] * 2, [small] * 2, "arm A"))
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_broken_loss_hides_no_other_difference(broken: float) -> None:
+    before = with_curve(2.0, broken, *[2.0] * 8)
+    now = with_curve(3.0, broken, *[2.0] * 8)
+    assert may_differ(from_runs([before]).launches, from_runs([now]).launches) is not None

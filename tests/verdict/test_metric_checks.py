@@ -206,7 +206,7 @@ def test_metric_missing_in_baseline_never_passes() -> None:
     for metric, outcome, note in (
         ("tokens_per_s", "failed", "the baseline lacks this metric: accept or record a baseline again"),
         ("peak_memory_bytes", "failed", "the baseline lacks this metric: accept or record a baseline again"),
-        ("tokens_per_s_mean", "inconclusive", "not in the baseline: accept or record a new one"),
+        ("tokens_per_s_mean", "inconclusive", "not in the baseline: accept or record a new baseline"),
     ):
         verdict = judged(usual()[:1], from_runs([run_with(**{metric: None})] * 3))
         assert (verdict.outcome, check_of(verdict, metric).note) == (outcome, note)
@@ -393,7 +393,10 @@ def test_vanished_loader_is_not_better() -> None:
 
 def test_a_baseline_without_data_wait_judges_none() -> None:
     check = check_of(session(waiting(0.2), from_runs(usual(machine=H100)[:5]), WAITS), "data_wait_s")
-    assert (check.outcome, check.note) == ("inconclusive", "not in the baseline: accept or record a new one")
+    assert (check.outcome, check.note) == (
+        "inconclusive",
+        "not in the baseline: accept or record a new baseline",
+    )
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_part_against_the_step_has_no_share_of_it() -> None:
 
 
 NONE = "there is no profile of arm A: "
-ADVICE = "record or accept one with --perf-explain, so that later regressions can be compared with it"
+ADVICE = "record or accept a baseline with --perf-explain, to compare later regressions with its profile"
 UNLIKE = "the profile of arm A has another method, device or number of ranks, so it is not compared"
 
 

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from perfsuite.results.counts import RankCounts
-from perfsuite.results.outcome import CountCheck, Finding
+from perfsuite.results.outcome import CountCheck, Finding, Outcome
 from perfsuite.results.session_file import Measurement
 from perfsuite.results.waivers import Waiver
-from perfsuite.verdict.waivers import remarks, waive
+from perfsuite.verdict.waivers import are_waived, remarks, waive
 from tests.counted import make_counts, make_finding
-from tests.samples import BEFORE, make_image_result, make_result, never_run, now
+from tests.samples import BEFORE, make_image_result, make_result, metric_check, never_run, now
+from tests.verdict.judging import outcomes
 
 TODAY = date(2026, 11, 24)
 YESTERDAY = date(2026, 11, 23)
@@ -230,3 +231,50 @@ def test_a_waiver_that_no_case_needs_says_so(results: list[Measurement], metric:
     assert said == ((GONE.replace("tokens_per_s", mine.metric),) if is_gone else ())
     ended = remarks([mine.replace(until=date(2026, 11, 1))], results, {CASE}, TODAY)
     assert ended == tuple(line.replace(" is ", " (ended on 2026-11-01) is ") for line in said)
+
+
+def test_speed_waiver_does_not_cover_stalls_alone() -> None:
+    stalled = make_result(*[now(tokens_per_s_mean=79_000)] * 3)
+    assert outcomes(stalled.verdict)["tokens_per_s"] == "passed"
+    assert waive(stalled, [waiver()], TODAY) == (False, ())
+
+
+def with_open_speed(result: Measurement, outcome: Outcome) -> Measurement:
+    """Return a result in which both speeds have this outcome."""
+    checks = tuple(
+        check.replace(outcome=outcome) if check.metric.startswith("tokens_per_s") else check
+        for check in result.verdict.checks
+    )
+    return result.replace(verdict=result.verdict.replace(checks=checks))
+
+
+@pytest.mark.parametrize("outcome", ["inconclusive", "improved"])
+def test_waived_counts_do_not_hide_strict_outcomes(outcome: Outcome) -> None:
+    both = with_open_speed(counted(GATHER), outcome)
+    mine = [waiver(metric="all_gather")]
+    is_waived, lines = waive(both, mine, TODAY, {outcome})
+    assert not is_waived
+    assert lines[1:] == (
+        f"not waived: tokens/s: {outcome}, and --perf-strict={outcome} is set",
+        f"not waived: tokens/s with stalls: {outcome}, and --perf-strict={outcome} is set",
+    )
+
+
+def test_other_outcomes_do_not_end_a_waiver() -> None:
+    mine = [waiver(metric="all_gather")]
+    assert waive(with_open_speed(counted(GATHER), "inconclusive"), mine, TODAY, {"improved"})[0]
+    assert waive(counted(GATHER), mine, TODAY, {"inconclusive", "improved"})[0]
+
+
+def test_strictness_ignores_a_span_left_open() -> None:
+    span = metric_check(outcome="inconclusive", metric="seconds of evaluate", label="seconds of evaluate")
+    verdict = SLOW.verdict.replace(checks=(*SLOW.verdict.checks, span))
+    assert waive(SLOW.replace(verdict=verdict), [waiver()], TODAY, {"inconclusive"})[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"), [({}, True), ({"tolerated": "1%"}, False), ({"case": "ddp-*"}, False)]
+)
+def test_checks_are_waived_within_the_bound(fields: dict[str, Any], expected: bool) -> None:
+    checks = SLOW_WITH_STALLS.verdict.checks
+    assert are_waived(checks, BEFORE.case, [waiver(**fields)], TODAY) is expected

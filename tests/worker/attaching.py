@@ -21,6 +21,7 @@ from perfsuite.case.case import CaseFile
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash
+from perfsuite.worker.observation import scalers
 from perfsuite.worker.script import attach
 from perfsuite.worker.script.attach import Attached
 from perfsuite.worker.script.script_rank import ScriptRank
@@ -78,6 +79,9 @@ def attaching(directory: Path) -> Iterator[Start]:
             *((_MapDatasetFetcher, "fetch"), (_IterableDatasetFetcher, "fetch")),
         ):
             patched.setattr(owner, name, getattr(owner, name))
+        for name in ("__init__", "scale", "step"):
+            patched.setattr(torch.amp.GradScaler, name, getattr(torch.amp.GradScaler, name))
+        patched.setattr(scalers, "_skipped", scalers._skipped)
         for name in ("save", "load"):
             for owner in (torch, torch.serialization):
                 patched.setattr(owner, name, getattr(owner, name))

@@ -34,7 +34,10 @@ def no_profiler() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove the recorder and the import finders that a test leaves behind in this process."""
+def _nothing_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Remove the recorder, the import finders and the collector's callbacks that a test leaves behind."""
     monkeypatch.setattr(phases, "spans", None)
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    collector_callbacks = [*gc.callbacks]
+    yield
+    gc.callbacks[:] = collector_callbacks  # the collector reads only this list

@@ -24,6 +24,9 @@ class Driver(Engine):
     def gradient_norm(self, engine: Any) -> float | None:
         return engine.norm
 
+    def loss_scale(self, engine: Any) -> float | None:
+        return engine.scale
+
 class Motor(Fake):
     name: ClassVar[str] = "motor"
     packages: ClassVar[tuple[str, ...]] = ("perf-motor",)
@@ -40,6 +43,7 @@ import torch
 class Driver(torch.nn.Module):
     parts = 2
     norm = None
+    scale = None
 
     def __init__(self, inner):
         super().__init__()

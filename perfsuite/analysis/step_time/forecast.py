@@ -3,7 +3,7 @@
 Two factors are fitted to the measured cases: the times of the GPU and of the host, relative to the expected
 times. The host can set the pace of a step if a slow host would lengthen the step. Otherwise the GPU sets the
 pace. Cases are alike if they have the same kind of parallelism, and if a slow host would lengthen the steps
-of all of them or of none. Each group of like cases has its own factor of the GPU and its own spread, because
+of all of them or of none. Each such group of cases has its own factor of the GPU and its own spread, because
 the errors of the prediction differ between the groups.
 """
 
@@ -22,18 +22,19 @@ SPREAD = 0.028
 parallelism, if the GPU sets the pace. This is the pooled value of the published steps in
 docs/evidence/step-times.md."""
 SPREAD_OF_HOST = 0.17
-"""The same if the host can set the pace. This is the value of the nine such cases of one H100 on that page.
-It is larger because a dry run's log does not show the time that Python takes between two operators."""
+"""Standard deviation of the prediction's error if the host can set the pace. The value comes from nine cases
+of this kind that were measured on one H100 (docs/evidence/step-times.md). It is larger than `SPREAD` because
+a dry run's log does not show the time that Python takes between two operators."""
 DEGREES = 4
 """The weight of `SPREAD` and `SPREAD_OF_HOST`, as a number of measurements. Published steps on one cluster
 are more alike than the cases of a repository. The weight is therefore less than the number of published
 steps, so that the errors on this machine soon outweigh `SPREAD`."""
 SLOW_HOST = 4.0
 """The host can set the pace of a step if the step takes longer with a host that needs this many times the
-assumed time. The speeds of single cores differ by a factor of two in each direction, and the log shows only a
-part of the host's time."""
-# What "longer" means in the docstring of `SLOW_HOST`: by more than the interval of one usual error, which is
-# 1.645 times `SPREAD`.
+assumed time. A core of another server can be half as fast as the assumed core. In addition, the log shows
+only a part of the host's time."""
+# A step "takes longer" in the docstring of `SLOW_HOST` if its time exceeds the other time by more than this
+# factor, the exponential of 1.645 times `SPREAD`. 95% of the prediction's usual errors are below it.
 LONGER = 1.05
 Z_95 = 1.645  # quantile of the normal distribution: 9 of 10 values are between -1.645 and 1.645
 HOSTS = tuple(2 ** (eighth / 8) for eighth in range(-16, 25))
@@ -122,8 +123,8 @@ class _Fit(NamedTuple):
 def forecast(step: Expected, cases: Sequence[MeasuredCase]) -> Forecast:
     """Forecast a step from the cases that were measured on the same machine.
 
-    Raises `PredictionError` if no measured case is alike, or if the time depends on the host's speed, which
-    the measured cases do not show.
+    Raises `PredictionError` if no measured case is like this one, or if the time depends on the host's speed,
+    which the measured cases do not show.
     """
     group = _Group.of(step)
     groups: dict[_Group, list[MeasuredCase]] = {}
@@ -174,7 +175,8 @@ def _shows_host(plausible: Sequence[_Fit]) -> bool:
 def _reach(squares: float, cases: int, spread: float) -> float:
     """Return half the width of the interval for another case, as a logarithm.
 
-    `squares` is the sum of the squared errors of the measured cases, and `spread` their usual size.
+    `squares` is the sum of the squared errors of the measured cases, and `spread` is the usual size of one
+    error.
     """
     degrees = DEGREES + cases - 1
     sigma = math.sqrt((DEGREES * spread**2 + squares) / degrees)

@@ -39,9 +39,9 @@ LONG_SEQUENCE = 8192  # length for which the accelerators' shares of the peak ar
 UNFUSED_SPEED = 0.5  # relative speed of attention in fp32 or with the memory-efficient kernel
 ATTENTION_KERNELS = 3
 FP32_ON_TENSOR_CORES = 1 / 6
-"""The largest share of the 16-bit peak that attention in fp32 reaches. Since compute capability 8.0, its
-kernels replace each product with three in TF32 (`OpMultiplyAddFastF32` in torch's gemm_kernel_utils.h). The
-peak in TF32 is half of the 16-bit peak."""
+"""The largest share of the 16-bit peak that attention in fp32 reaches. Since compute capability 8.0, the
+kernels of this attention replace each product with three products in TF32 (`OpMultiplyAddFastF32` in torch's
+gemm_kernel_utils.h). The peak in TF32 is half of the 16-bit peak."""
 
 STRIDED_SPEED = 0.75  # relative speed of a kernel on a tensor that is not contiguous
 CACHED_SPEED = 1.6  # relative speed if the tensors were just written and are in the cache
@@ -59,7 +59,7 @@ class Access(NamedTuple):
 
 
 ELEMENTWISE = Access()
-# A gather reads only the elements that it writes, so `writes` includes these reads.
+# A gather does not read its whole input, but only as many elements as it writes. `writes` counts both.
 GATHER = Access(speed=0.7, reads=0.0, writes=2.0)
 SCATTER = Access(speed=0.5, kernels=3)
 REDUCTION = Access(speed=0.88)

@@ -41,7 +41,10 @@ def network_bytes_per_s(interconnect: str) -> float | None:
 
 
 def is_inside(ranks: int, apart: int, devices: int) -> bool:
-    """Return whether a group stays within one machine: its width divides the number of devices."""
+    """Return whether a group stays within one machine.
+
+    It does so if the number of the machine's devices is a multiple of the group's width, `ranks * apart`.
+    """
     return ranks == 1 or devices % (ranks * apart) == 0
 
 

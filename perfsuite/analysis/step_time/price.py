@@ -36,7 +36,7 @@ class Group(NamedTuple):
     apart: int
 
     def has(self, entry: Entry) -> bool:
-        """Return whether an entry is one of its calls."""
+        """Return whether an entry of a log is a call of this group."""
         return isinstance(entry, Communicate) and (entry.kind, entry.ranks, entry.apart) == self
 
 
@@ -51,9 +51,11 @@ class Price(NamedTuple):
 
 
 def price(replays: Replays, group: Group, share: float, machine: Machine) -> Price:
-    """Return the price of a group's extra bytes. The other side of the comparison sends `share` of the bytes.
+    """Return the price of a group's extra bytes.
 
-    Raises `PredictionError` if the step uses another link that is unknown.
+    The other side of the comparison sends only the fraction `share` of the group's bytes. Raises
+    `PredictionError` if the step also uses a link of the other kind (within or between machines) whose rate
+    is unknown.
     """
     step = replays.step
     other = Replays(with_bytes(step, group, share), same_calls=replays if share else None)
@@ -156,7 +158,7 @@ def price_of_kernels(
 def kernels_alone_s(
     before: Sequence[Entry], now: Sequence[Entry], phases: Collection[Phase], machine: Machine
 ) -> float:
-    """Return how much longer the kernels of some phases take than before, if they run alone.
+    """Return how much longer the kernels of some phases take in `now` than in `before`, if they run alone.
 
     Nothing is replayed.
     """

@@ -29,7 +29,7 @@ MARKER = ".perfsuite-step"
 """Empty file in the folder of a step. A folder without it belongs to the user, and is never emptied."""
 NAMED = 3  # maximum number of names in a message about files that could not be removed
 NOT_RUN = "not run: "  # prefix in the row of a check that did not run
-NOT_REACHED = f"{NOT_RUN}not reached: "  # prefix of a check that must still run: the step is not complete
+NOT_REACHED = f"{NOT_RUN}not reached: "  # prefix if an incomplete step did not get to the check
 LOST_ADVICE = "look at nvidia-smi and dmesg: has a GPU fallen off the bus?"
 ASK_S = 60  # deadline, in seconds, of a program that only prints information, such as nvidia-smi
 

@@ -41,7 +41,7 @@ def measured(
 
 @contextlib.contextmanager
 def _pytest(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start pytest. If the block ends first, interrupt pytest as Ctrl-C would, so that its launches end."""
+    """Start pytest. If the `with` block ends first, interrupt pytest as Ctrl-C would, to end its launches."""
     command = [sys.executable, "-m", "pytest", *words]
     with log.open("w") as output:
         # In a separate process group, pytest gets Ctrl-C only once: from this process, not from the terminal.

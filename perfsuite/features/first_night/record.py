@@ -1,4 +1,4 @@
-"""The record of a first night, from which it continues after an interruption."""
+"""The record of a first night. After an interruption, the first night continues from this record."""
 
 from pathlib import Path
 from typing import Literal

@@ -26,7 +26,8 @@ def topology_rows(
 ) -> Iterator[Row]:
     """Describe the links between the GPUs, and keep everything that nvidia-smi prints.
 
-    Without visible GPUs, /sys under `root` shows whether there are any. nvidia-smi fails after `deadline_s`.
+    Without visible GPUs, /sys under `root` shows whether the machine has any. nvidia-smi counts as failed if
+    it has not ended after `deadline_s`.
     """
     if night.machine.device == "cpu":
         yield _without_gpu(night.machine.note, gpus_on_bus(root))

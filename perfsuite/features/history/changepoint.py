@@ -4,7 +4,7 @@
    this estimate. Correct the noise for the correlation of neighbouring nights.
 2. Clip single outliers towards the median of their neighbours: one bad night is not a change.
 3. Find the best piecewise constant fit exactly (Jackson et al., IEEE Signal Processing Letters 12(2), 2005).
-   Its cost is the sum of squared residuals, in units of the noise, plus a penalty for each level.
+   The cost of a fit is the sum of squared residuals, in units of the noise, plus a penalty for each level.
 4. Keep a change if it is large enough, and significant in Student's t-test between its two sides.
 
 All computations use logarithms, so changes are relative. A slow drift is found as several small changes. No
@@ -81,7 +81,10 @@ class _Fit:
         return steps
 
     def change(self, step: _Step, origin: float) -> ChangePoint:
-        """Convert a step to the unit of the series. `origin` was subtracted from all logarithms."""
+        """Convert a change of level to the unit of the series.
+
+        `origin` was subtracted from all logarithms.
+        """
         import numpy as np
 
         sums = self.sums
@@ -118,7 +121,10 @@ def correlation(series: Sequence[float]) -> float:
 
 
 def change_points(series: Sequence[float], *, min_change: float, correlation: float = 0) -> list[ChangePoint]:
-    """Find relative changes of level by `min_change` or more, oldest first. Values must be greater than 0."""
+    """Find changes of level whose relative size is at least `min_change`, oldest first.
+
+    All values must be greater than 0.
+    """
     import numpy as np
 
     if len(series) < 2 * MIN_NIGHTS:
@@ -149,9 +155,10 @@ def _without_outliers(logs: Floats, noise: float) -> Floats:
 
 
 def _cheapest(sums: Floats) -> list[int]:
-    """Find the fit with the smallest cost, and return its bounds: 0, the index of each change, the length.
+    """Find the fit that has the smallest cost, and return its bounds.
 
-    `sums` must be in units of the noise.
+    The bounds are 0, the index of each change, and the number of points. `sums` must be in units of the
+    noise.
     """
     import numpy as np
 

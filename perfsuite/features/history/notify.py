@@ -81,7 +81,7 @@ def _safe(text: str) -> str:
 def post(variable: str, text: str, *, timeout_s: float = TIMEOUT_S) -> str | None:
     """Post a text to the address in a variable. Returns None, or the reason of a failure.
 
-    The reason does not contain the address, because it is a secret.
+    The reason does not contain the address, because the address is a secret.
     """
     address = os.environ.get(variable, "").strip()
     if not address.startswith(("https://", "http://")):

@@ -92,7 +92,7 @@ class StoredReference(Data):
     baselines: dict[str, str]  # case id of each canary -> digest of the baselines with which it was compared
 
     def is_comparable(self, other: Self) -> bool:
-        """Return whether both changes are relative to the same baselines."""
+        """Return whether this change and `other` are relative to the same baselines."""
         canaries = self.baselines.keys() & other.baselines.keys()
         return bool(canaries) and all(self.baselines[name] == other.baselines[name] for name in canaries)
 

@@ -47,8 +47,8 @@ ONE_SESSION = (
     "Accept baselines of two sessions or more (perfsuite baseline accept --sessions 2)"
 )
 NEEDS_REFERENCE = (
-    "With a reference on {canaries}, this night would find a change of {find:.1%} in {more}: add -- "
-    "--perf-reference ARM"
+    "If {canaries} were also launched with a reference, this night would find a change of {find:.1%} in "
+    "{more}: add -- --perf-reference ARM"
 )
 HIDDEN = (
     "The noise of a case within a session hides a change of {find:.1%} in {cases}, however often these cases "
@@ -206,7 +206,7 @@ def _reference(finding: Finding) -> str:
         return "no reference"
     times = plural(plan.canary_launches, "launch")
     canaries = plural(len(plan.canaries), "canary case")
-    return f"reference: {times} on each of {canaries}: {', '.join(plan.canaries)}"
+    return f"reference: {times} of each of {canaries}: {', '.join(plan.canaries)}"
 
 
 def _cost(finding: Finding) -> str:

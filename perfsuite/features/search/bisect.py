@@ -85,7 +85,7 @@ def bisect(
     machine_class = host.machine_for(chosen).hardware_class
     file, begun = searching.begun(options.store, chosen, history, tolerance, machine_class, dry, counts, most)
     if begun.steps:
-        say(f"{len(begun.steps)} steps are already known from {file}")
+        say(f"{len(begun.steps)} steps of this search are already known from {file}")
 
     good_run: list[Run] = []
 
@@ -127,7 +127,7 @@ def _name(name: str) -> str:
 
 
 def as_text(step: Step) -> str:
-    """Describe the result of a step."""
+    """Describe the result of a step of the search."""
     if step.change is None:
         return f"{step.outcome} ({step.why})"
     interval = "" if step.interval is None else f" (99% interval {between(step.interval)})"

@@ -1,7 +1,7 @@
 """Find the first bad commit, or the first bad version of a package, by bisection.
 
-Each step compares the middle suspect with the good arm. Every step is saved immediately. A search that is
-started again continues where it was interrupted.
+Each step of the search compares the middle suspect with the good arm, and is saved immediately. A search that
+is started again continues where it was interrupted.
 """
 
 import math

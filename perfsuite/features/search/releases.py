@@ -239,7 +239,8 @@ class ReleaseRuns:
     def _device(self, arms: Sequence[Arm]) -> Device | None:
         """Return the device to simulate in a dry run.
 
-        This is "cpu" unless torch can simulate CUDA in all arms. None means the device that the case is for.
+        If torch can simulate CUDA in all arms, the result is None, which means the device that the case is
+        for. Otherwise, the result is "cpu".
         """
         asked = arms if self.package == "torch" else (HERE,)
         for arm in asked:

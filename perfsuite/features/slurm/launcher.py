@@ -62,7 +62,7 @@ REQUESTS = frozenset(
         *(
             "SLURM_CPUS_PER_TASK",
             "SRUN_CPUS_PER_TASK",
-        ),  # `srun` would give the only task of a node only these cores
+        ),  # `srun` would give our one task per node only this many cores
         *("SLURM_CPUS_PER_GPU", "SLURM_GPUS", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK"),
         *("SLURM_GPU_BIND", "SLURM_MEM_PER_GPU", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK"),
         GRANTED_GPUS,  # the step must have its own value, not the value of the job's script
@@ -318,9 +318,11 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
     """Return the failure that Slurm reports about the end of a step, or None if an agent explains the end.
 
     `srun` can report the end of an agent before the abort of its step, or never report the abort. This
-    function therefore blames an agent that ended without a report only if no log reports an abort. A report
-    that an agent wrote while ranks were still running does not explain an abort, because ranks also fail when
-    the ranks of another node are gone.
+    function therefore blames an agent that ended without a report only if no log reports an abort.
+
+    An abort is explained only by the failures in an agent's final report. If the agent wrote its report while
+    ranks were still running, the failures can be a consequence of the abort: ranks fail when the ranks of
+    another node are gone.
     """
     logs = [
         read_text(log, LARGEST_LOG, errors="replace")
@@ -341,7 +343,7 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
     if any(f"perfsuite: {lease.NO_SIGN}" in log for log in logs):
         message = (
             f"an agent ended the job: {lease.NO_SIGN} for {lease.LOST_S:g} s, but this process, which is "
-            f"that driver, was running. Check that its node can write {run_dir.path}"
+            f"that driver, was running. Check that the node of this process can write {run_dir.path}"
         )
         return Failure(kind="error", message=message, at=time.time())
     task = _bad_end(run_dir)

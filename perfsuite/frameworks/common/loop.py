@@ -39,11 +39,11 @@ def training(
 
     `backward` takes the mean loss of a micro-batch. It divides this loss by the number of micro-batches, adds
     the gradients, and returns the divided loss. Forward and backward run inside the context manager
-    `sync(is_last)`, which can keep ranks from reducing gradients before the last micro-batch. `step` steps
-    the optimizer and clears the gradients. `scaler` is the gradient scaler, which must not skip a step.
-    `autocast` is the dtype of torch's autocast, or None to leave autocast off. `inputs` returns a context
-    manager that prepares the model's inputs from a batch. Forward and backward also run inside this manager.
-    `tensor_parallel` is the number of neighbouring ranks that see the same data.
+    `sync(is_last)`, which can keep ranks from reducing gradients before the last micro-batch. `step`
+    updates the parameters and clears the gradients. `scaler` is the gradient scaler, which must not skip a
+    step. `autocast` is the dtype of torch's autocast, or None to leave autocast off. `inputs` returns a
+    context manager that prepares the model's inputs from a batch. Forward and backward also run inside this
+    manager. `tensor_parallel` is the number of neighbouring ranks that see the same data.
     """
     inputs = inputs or (lambda batch: nullcontext({"input_ids": batch, "labels": batch}))
     batches = synthetic_batches(case, ranks.rank // tensor_parallel, ranks.device)

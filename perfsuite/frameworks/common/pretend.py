@@ -87,7 +87,10 @@ def _as_rebuilt(assign: Any, limits: Any, parameters: Any, at_first: Any, sparse
 
 
 def _reversed(as_rebuilt: Any, *args: Any) -> Any:
-    """Return reversed lists of rebuilt buckets, because `DistributedDataParallel.__init__` reverses them."""
+    """Return lists of rebuilt buckets in reverse order.
+
+    `DistributedDataParallel.__init__` then reverses this order.
+    """
     in_order, sizes = as_rebuilt(*args)
     return in_order[::-1], sizes[::-1]
 

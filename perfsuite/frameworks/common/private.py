@@ -34,10 +34,10 @@ if TYPE_CHECKING:  # classes that other modules use as base classes or annotatio
 Kind = Literal["object", "reader", "attribute"]
 """What an importer gets.
 
-`object`: the object itself. `reader`: a fast function that reads the attribute from an object. The path names
-one example of such an object. `attribute`: an `Attribute`, which looks up the attribute only when it is
-called with an object. This kind also works for attributes that are not in a class, but that the class's
-`__init__` sets on each instance.
+`object`: the object itself. `reader`: a fast function that reads the attribute from an object. `Name.path` is
+the path of the attribute on one example of such an object. `attribute`: an `Attribute`, which looks up the
+attribute only when it is called with an object. This kind also works for attributes that are not in a class,
+but that the class's `__init__` sets on each instance.
 """
 
 

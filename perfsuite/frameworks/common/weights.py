@@ -21,7 +21,10 @@ from perfsuite.frameworks.common.private import init_weights, own_parameters
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Inside the `with`, create the parameters of new modules on the meta device, but buffers as usual."""
+    """Inside the `with`, create the parameters of new modules on the meta device.
+
+    Buffers are created on their usual device.
+    """
 
     def to_meta(module: nn.Module, name: str, parameter: Any) -> Any:
         if parameter is None or parameter.is_meta:
@@ -44,8 +47,8 @@ def initialise(model: Any, units: Iterable[nn.Module], *, seed: int, device: tor
     for a parameter that no rule initialises.
     """
     names = {
-        # A module's name seeds its values. A layer inside an adapter gets the name that it would have without
-        # the adapter, so that it also gets the same weights as without the adapter.
+        # The name of a module is the seed of its values. A layer inside an adapter gets the name that it
+        # would have without the adapter, so that it also gets the same weights as without the adapter.
         module: f"{name} (adapter)" if _is_adapter(module) else name.removesuffix(".base_layer")
         for name, module in model.named_modules()
     }

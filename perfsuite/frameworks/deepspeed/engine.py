@@ -36,6 +36,11 @@ class ZeroEngine(Engine):
         norm = engine.get_global_grad_norm()
         return None if norm is None else float(norm)
 
+    def loss_scale(self, engine: Any) -> float | None:
+        """Return the scale of DeepSpeed's own loss scaler, which is 1 without fp16. None if there is none."""
+        scale = getattr(engine.optimizer, "loss_scale", None)
+        return None if scale is None else float(scale)
+
 
 LIBRARY = Library(
     events={

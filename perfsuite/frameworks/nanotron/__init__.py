@@ -64,7 +64,7 @@ class Nanotron(Framework):
     dp: int = Field(default=1, ge=1, strict=True)
     tp: int = Field(default=1, ge=1, strict=True)
     pp: int = Field(default=1, ge=1, strict=True)
-    """Degrees of data, tensor and pipeline parallelism: dp x tp x pp must be the world size."""
+    """Degrees of data, tensor and pipeline parallelism. Their product must be the world size."""
     tp_mode: Literal["ALL_REDUCE", "REDUCE_SCATTER"] = "ALL_REDUCE"
     """With REDUCE_SCATTER, ranks also split the sequence, in the parts of the model that are between the
     tensor-parallel layers (sequence parallelism)."""
@@ -96,8 +96,9 @@ class Nanotron(Framework):
     def plan(self, case: Case) -> LaunchPlan:
         """Return the plan.
 
-        Ranks connect lazily, because nanotron does not batch its sends. nanotron's own launcher does the
-        same. Overlapped tensor-parallel communication needs a single hardware queue to the GPU.
+        Ranks connect lazily, because nanotron does not batch its sends. nanotron's own launcher also lets
+        ranks connect lazily. Overlapped tensor-parallel communication needs a single hardware queue to the
+        GPU.
         """
         is_overlapped = self.tp_linear_async_communication
         if self.config is not None:

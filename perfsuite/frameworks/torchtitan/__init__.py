@@ -46,7 +46,7 @@ def why_torch_is_too_old() -> str | None:
 class TorchTitan(Framework):
     """torchtitan's Trainer, with the degrees of parallelism as options.
 
-    FSDP2 shards each replica over the remaining degree: the number of ranks divided by the product of
+    FSDP2 shards each replica. The number of its shards is the number of ranks divided by the product of
     `tensor_parallel` and `data_parallel_replicate`.
 
     Instead of degrees, a case can name a configuration in torchtitan's registry. This configuration then

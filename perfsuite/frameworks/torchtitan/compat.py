@@ -109,8 +109,8 @@ def patches(device_type: str) -> str:
 def without_missing() -> None:
     """Make torchtitan importable without packages that only a few of its modules need.
 
-    Each module that needs a missing package is replaced with an empty module. Each name in it has the value
-    None.
+    Each module that needs a missing package is replaced with an empty module. In such an empty module, every
+    name has the value None.
     """
     for package, names in NEED.items():
         if importlib.util.find_spec(package) is None:

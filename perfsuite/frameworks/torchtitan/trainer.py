@@ -171,7 +171,8 @@ def check_pretended(model: Any, *, is_dry: bool) -> None:
     kinds = low_precision(model.modules())
     if is_dry and not re.fullmatch(r"none|\d+ Float8Linear", kinds):
         raise DryRunError(
-            f"a dry run cannot do this: {kinds} have their own kernels, and only Float8Linear uses torch's"
+            f"a dry run cannot do this: {kinds} have their own kernels. Only Float8Linear uses "
+            "torch's kernels"
         )
 
 

@@ -1,6 +1,7 @@
 """Draw charts as inline SVG, which works offline, with screen readers, and in light and dark colours.
 
-Each chart has a title and a description with its key figures. Colour is never the only distinction.
+Each chart has a title and a description with its most important numbers. Colour is never the only
+distinction.
 """
 
 import math

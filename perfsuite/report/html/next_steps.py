@@ -117,7 +117,10 @@ def _again(result: Measurement, session: SessionFile) -> str:
 
 
 def _network(result: Measurement) -> list[str]:
-    """Return the option that names the network between a dry run's simulated machines, if one was given."""
+    """Return the option that names the network between a dry run's simulated machines.
+
+    The result is empty if no network was given.
+    """
     interconnect = result.runs[-1].machine.interconnect if result.dry else None
     return [] if interconnect is None else ["--interconnect", interconnect]
 

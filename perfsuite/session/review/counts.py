@@ -1,6 +1,7 @@
 """Accept and show baselines of counts for `perfsuite baseline`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from perfsuite.dry.machine import telling_ranks
 from perfsuite.errors import PerfsuiteError
@@ -9,15 +10,21 @@ from perfsuite.report.console import console
 from perfsuite.report.text import plural
 from perfsuite.results.amounts import amount
 from perfsuite.results.baseline import Acceptance
-from perfsuite.results.count_baseline import CountBaseline, from_runs, versions_of
+from perfsuite.results.count_baseline import DRY, CountBaseline, from_runs, versions_of
 from perfsuite.results.counts import are_alike, of_rank
-from perfsuite.results.quantities import Unit
+from perfsuite.results.quantities import HOST_READS, KEPT_GRAPHS, Unit, quantities
 from perfsuite.results.run import Run
 from perfsuite.results.store import BaselineFiles
 from perfsuite.session.review import computed
 from perfsuite.session.review.times import Refused, Shown
 from perfsuite.verdict import exact
+from perfsuite.verdict.computation import Computed, other_computation
+from perfsuite.verdict.count_findings import ranks_in
 from perfsuite.verdict.evidence import counted
+from perfsuite.verdict.loss import common_factor, steadily_differ
+
+OLD = "the old baseline"
+LOST = "not counted in the newest session, although the baseline contains these counts. Count them first"
 
 
 def _listed(recorded: CountBaseline) -> dict[str, float | None]:
@@ -67,7 +74,8 @@ def accepted(
     Earlier sessions are left out. Their code can be different, so their counts can differ, and counts that
     differ between the launches of a baseline are never judged. Launches whose counting method or versions
     differ from those of the newest launch are also left out. Returns None if no launch was counted. Raises
-    `PerfsuiteError` if a step does more work than in the reviewed baseline and no reason is given.
+    `Refused` if the reviewed baseline has counts that the launches lack. Without a reason, also raises
+    `Refused` if a step does more work or computes something else than in the reviewed baseline.
     """
     launches = [run for run in newest_session if can_be_accepted(run)]
     if not launches:
@@ -82,17 +90,52 @@ def accepted(
     now = from_runs([run for run in launches if way(run) == way(newest)], accepted=acceptance)
     stored = reviewed.find(now.target, now.case)
     before = stored.baseline if stored else None
-    if before is not None:
+    if stored is not None and before is not None:
         lost = exact.missing_ranks(before, now)
         if lost:
-            raise Refused(
-                f"{lost} not counted in the newest session, although the baseline contains these counts. "
-                "Count them first"
-            )
+            raise Refused(f"{lost} {LOST}")
+        lost_quantities = _lost_quantities(before, now)
+        if lost_quantities:
+            names = ", ".join(lost_quantities)
+            raise Refused(f"{names}: {LOST}, or delete {stored.file}")
     console().print(COUNTS.before_after(before, now))
     if before is not None and not acceptance.reason:
         _require_reason(before, now)
     return now
+
+
+def _lost_quantities(before: CountBaseline, now: CountBaseline) -> list[str]:
+    """Return the quantities that the old baseline has, and that are unknown in the new one.
+
+    They would never be judged again. Three kinds are left out: quantities that depend on a version (Python
+    calls, and host reads of an older counting method), quantities of a loader's worker, which only launches
+    without timing have, and kept graphs, which are unknown whenever kept objects are.
+    """
+    if not are_alike(before.method, now.method):
+        return []  # another method needs a reason, and can count other quantities
+    names = dict[str, None]()
+    for rank in sorted(ranks_in(before.counts)):
+        then = of_rank(before.counts, rank)
+        today = of_rank(now.counts, rank)
+        if then is None or today is None:
+            continue
+        for quantity in quantities((then, today)):
+            depends = quantity.is_python or quantity.of_worker or quantity in (HOST_READS, KEPT_GRAPHS)
+            if not depends and quantity.value(then) is not None and quantity.value(today) is None:
+                names[quantity.name] = None
+    return [*names]
+
+
+def _other_values(before: CountBaseline, now: CountBaseline) -> str | None:
+    """Return why the new launches compute something other than the old ones, as a gate would say it."""
+    then = Computed.of_counts(before)
+    today = replace(Computed.of_counts(now), is_dry=now.target.startswith(DRY))
+    others = other_computation(then, today, OLD)
+    if others:
+        return others[0]
+    if not (then.launches and today.launches):
+        return None
+    return common_factor(then.launches, today.launches, OLD) or steadily_differ(then.launches, today.launches)
 
 
 def _require_reason(before: CountBaseline, now: CountBaseline) -> None:
@@ -104,6 +147,9 @@ def _require_reason(before: CountBaseline, now: CountBaseline) -> None:
         raise Refused(
             f"a step does more work ({worse[0].sentence}{others}). To accept it anyway, give --reason"
         )
+    other = _other_values(before, now)
+    if other is not None:
+        raise Refused(f"{other}. To accept it anyway, give --reason")
 
 
 def _other_method(before: CountBaseline, now: CountBaseline) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any
@@ -22,28 +23,41 @@ from perfsuite.frameworks.common.private import loader_dataset, loader_workers
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import LOADER
 from perfsuite.worker.clock import startup_clock
-from perfsuite.worker.clock.timers import HostTimer
+from perfsuite.worker.clock.timers import HostTimer, training_thread
 from perfsuite.worker.hooks.named import NamedFunction
 
 SETTINGS = ("num_workers", "batch_size", "prefetch_factor", "pin_memory", "persistent_workers")
 """Arguments of a `DataLoader` that decide how fast it yields batches."""
+ELSEWHERE = (
+    "data wait is unknown: loaders gave batches to other threads during the steps. Name the function or "
+    "class that gives the training thread its batches: Script(loader=...)"
+)
 _HOST = HostTimer()
 _loading: set[int] = set()  # ids of the threads in which a loader is producing a batch
 _wait: DataWait | None = None  # the data wait of the training in this process
+# The id of an iterator that the loader of the case has returned -> the iterator.
+_of_case: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _settings: set[str] = set()  # settings of the loaders that have begun to yield batches
 
 
 class DataWait:
-    """Records how long the thread that creates this object waits for batches in each step."""
+    """Records how long the thread that trains waits for batches in each step.
+
+    If loaders give batches to other threads as well, the training might get these batches from a queue, and
+    wait for them unseen. The data wait is then unknown, unless the loader that the case names gives batches
+    to the training thread.
+    """
 
     def __init__(self, now: Callable[[], float]) -> None:
         """`now` returns the time in seconds."""
         self.now = now
-        self.is_seen = False  # whether any loader has given this thread a batch
+        self.is_seen = False  # whether any loader has given the training thread a batch
+        self._is_of_case = False  # whether this was the loader that the case names
+        self._is_elsewhere = False  # whether any loader has given another thread a batch
         self.worker_pids: dict[int, int] = {}
         """The id of a loader's dataset -> the process id of the loader's first worker. Only loaders that
         yielded a batch in step `COUNTED_STEP` are included."""
-        self._thread = get_ident()
+        self._thread = training_thread()
         self._by_step: list[float] = []
         self._running_s = 0.0
 
@@ -56,8 +70,20 @@ class DataWait:
         self._by_step.append(self._running_s)
 
     def result(self) -> tuple[float, ...]:
-        """Return the seconds of each step, or nothing if no loader was seen."""
-        return tuple(self._by_step) if self.is_seen else ()
+        """Return the seconds of each step, or nothing if they are unknown."""
+        return tuple(self._by_step) if self.is_seen and not self.is_unknown else ()
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether training might have waited for batches of other threads."""
+        return self._is_elsewhere and not self._is_of_case
+
+    def give(self, thread: int, *, is_of_case: bool) -> None:
+        """Record that a loader has given a thread a batch. `is_of_case`: the case names this loader."""
+        if thread != self._thread:
+            self._is_elsewhere = True
+        elif is_of_case:
+            self._is_of_case = True
 
     def add(self, thread: int, seconds: float) -> None:
         """Add the seconds for which a thread has waited."""
@@ -68,16 +94,18 @@ class DataWait:
     def note_workers(self, maker: Any) -> None:
         """In step `COUNTED_STEP`, record the first worker of the loader that has just yielded a batch.
 
-        A loader without workers is ignored.
+        Only iterators of torch's `DataLoader` have such workers. An attribute of the same name in a user's
+        class means something else. A loader without workers is ignored.
         """
-        if len(self._by_step) == COUNTED_STEP - 1:
+        of_batches = private.or_none("BaseDataLoaderIter")
+        if len(self._by_step) == COUNTED_STEP - 1 and of_batches and isinstance(maker, of_batches):
             workers = getattr(maker, loader_workers.name, None)
             if workers:
                 self.worker_pids[id(loader_dataset(maker))] = workers[0].pid
 
 
 def begin(now: Callable[[], float] = _HOST.stamp) -> DataWait:
-    """Start timing the data wait of the calling thread, which is the training thread.
+    """Start timing the data wait of the training thread, which calls this function.
 
     `now` returns the time in seconds.
     """
@@ -116,8 +144,11 @@ def watch() -> None:
             setattr(owner, name, timed(getattr(owner, name)))
 
 
-def timed(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function so that its calls are timed. If timed calls are nested, only the outermost is timed."""
+def timed(make: Callable[..., Any], *, is_of_case: bool = False) -> Callable[..., Any]:
+    """Wrap a function so that its calls are timed. If timed calls are nested, only the outermost is timed.
+
+    `is_of_case`: the function belongs to the loader that the case names.
+    """
 
     @functools.wraps(make)
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -138,30 +169,87 @@ def timed(make: Callable[..., Any]) -> Callable[..., Any]:
             _note_settings(args[0] if args else None)
         else:
             startup_clock.first_batch()
+            if wait is not None:
+                iterator = args[0] if args else None
+                wait.give(thread, is_of_case=is_of_case or _of_case.get(id(iterator)) is iterator is not None)
         if _wait is not None and args:
-            _wait.note_workers(args[0])
+            with contextlib.suppress(Exception):  # only the work of a batch is then unknown
+                _wait.note_workers(args[0])
         return made
 
     watched.is_watched = True  # type: ignore[attr-defined]
     return watched
 
 
+def _with_timed_batches(made: Any) -> Any:
+    """Return an iterator whose batches are timed: `made` itself if possible, otherwise a proxy of it.
+
+    The class of `made` is changed, so all its other instances are timed as well. A class of C code, such as
+    that of generators, cannot be changed.
+    """
+    kind: Any = type(made)
+    if not hasattr(kind.__next__, "is_watched"):
+        try:
+            kind.__next__ = timed(kind.__next__)
+        except (TypeError, AttributeError):
+            return _proxy_class(kind)(made)
+    with contextlib.suppress(TypeError):  # it does not support weak references
+        _of_case[id(made)] = made
+    return made
+
+
 class _Batches:
-    """An iterator whose batches are timed."""
+    """A proxy of an iterator whose class cannot be changed. Its batches are timed.
+
+    Scripts can use the proxy like the iterator: it delegates everything else.
+    """
+
+    __slots__ = ("__weakref__", "perfsuite_iterator")
 
     def __init__(self, iterator: Iterator[Any]) -> None:
-        self._iterator = iterator
+        object.__setattr__(self, "perfsuite_iterator", iterator)
 
-    def __iter__(self) -> _Batches:
-        return self
+    def __iter__(self) -> Any:
+        iterator = iter(self.perfsuite_iterator)
+        return self if iterator is self.perfsuite_iterator else _with_timed_batches(iterator)
 
     def watched(self) -> Any:
-        return next(self._iterator)
+        return next(self.perfsuite_iterator)
 
-    __next__ = timed(watched)
+    __next__ = timed(watched, is_of_case=True)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._iterator, name)
+        return getattr(self.perfsuite_iterator, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.perfsuite_iterator, name, value)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self.perfsuite_iterator)
+
+
+OWN = {*vars(_Batches), "__del__", "__getattribute__", "__init_subclass__", "__new__", "__subclasshook__"}
+"""Special methods that the proxy does not delegate. Python itself calls the iterator's `__del__`."""
+
+
+@functools.cache
+def _proxy_class(kind: type) -> type[_Batches]:
+    """Return a class of proxies that has the special methods of `kind`.
+
+    Python looks these up in the class of an object, so `__getattr__` does not provide them.
+    """
+
+    def delegated(name: str) -> Callable[..., Any]:
+        def delegate(proxy: Any, *args: Any, **kwargs: Any) -> Any:
+            result = getattr(proxy.perfsuite_iterator, name)(*args, **kwargs)
+            return proxy if result is proxy.perfsuite_iterator else result  # for example of `__enter__`
+
+        return delegate
+
+    names = [name for name in dir(kind) if name.startswith("__") and name not in OWN]
+    methods = {name: delegated(name) for name in names if callable(getattr(kind, name, None))}
+    return type(kind.__name__, (_Batches,), {"__slots__": (), **methods})
 
 
 class NamedLoader(NamedFunction):
@@ -194,12 +282,12 @@ class NamedLoader(NamedFunction):
             )
 
     def _noticed(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        make_timed = timed(make)
+        make_timed = timed(make, is_of_case=True)
 
         @functools.wraps(make)
         def watched(*args: Any, **kwargs: Any) -> Any:
             self.calls += 1
             made = make_timed(*args, **kwargs)
-            return _Batches(made) if hasattr(type(made), "__next__") else made
+            return _with_timed_batches(made) if hasattr(type(made), "__next__") else made
 
         return watched

@@ -52,7 +52,7 @@ class HostMemory:
         self._mapped = self._status_bytes("RssFile")
 
     def end_counting(self) -> None:
-        """Forget the peak of the counted steps. The code that they loaded no longer counts."""
+        """Forget the peak of the counted steps, and the memory of the code that they loaded."""
         self._level += self._status_bytes("RssFile") - self._mapped
         self.reset_peak()
 

@@ -125,7 +125,10 @@ class StartUpClock:
             self._calls.rename(FIRST_STEP, BUILD)
 
     def end(self) -> StartUp | None:
-        """End the first step. Return None if another thread took it, because the parts are then unknown."""
+        """End the first step.
+
+        Return None if another thread took the first step, because the parts are then unknown.
+        """
         if self.is_over:
             return None
         calls = None if self._calls is None else self._calls.end()
@@ -183,7 +186,7 @@ class _Calls:
         self._server = os.getpid() if in_forks else None
         self._hook = _counting(clock, self._by_part, self._give_up)
         os.register_at_fork(after_in_child=self._forked)
-        # The hook must not run while Python shuts down. If no step is taken, nothing else removes it.
+        # The hook must not run while Python shuts down. If no step is taken, nothing else removes the hook.
         atexit.register(self.end)
         sys.setprofile(self._hook)
 

@@ -1,5 +1,6 @@
 """Clocks that time steps: the host's clock, events on a GPU, and a simulated clock. Does not import torch."""
 
+import threading
 from collections.abc import Callable
 from importlib.machinery import BuiltinImporter
 from importlib.util import module_from_spec
@@ -163,3 +164,13 @@ def cpu_probe() -> Callable[[], object]:
         torch.mm(b, a, out=out)
 
     return probe
+
+
+def training_thread() -> int:
+    """Return the id of the thread that runs the script.
+
+    This is not always the calling thread. If optimizers step during backward, the caller can be a thread of
+    autograd, which Python did not start.
+    """
+    here = threading.current_thread()
+    return (threading.main_thread() if isinstance(here, threading._DummyThread) else here).ident or 0

@@ -303,6 +303,13 @@ class StepCounter(TorchDispatchMode):
         self._begin()
         return counts
 
+    def skip_step(self) -> None:
+        """Forget the work since the last `end_step`. Call this while the mode is not entered."""
+        self._in_optimizer = False
+        self.memory.end_step()
+        self.python.forget_last()
+        self._begin()
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -320,7 +327,7 @@ class StepCounter(TorchDispatchMode):
         return out
 
     def _before(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the tensors passed to an operator, or None if the call does not count.
+        """Return the tensors passed to an operator, or None if the call is not to be counted.
 
         For wrappers of tensors, return NotImplemented, because wrappers call the operator again on the
         tensors that they wrap.

@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import math
 import sys
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,6 +22,7 @@ import torch
 from perfsuite.errors import PrivateNameError
 from perfsuite.frameworks.common.private import disable_current_modes, loss_scale, scaled_optimizers
 from perfsuite.worker.hooks import calls, libraries
+from perfsuite.worker.observation import scalers
 from perfsuite.worker.observation.optimizers import parameters_of
 from perfsuite.worker.observation.replicas import squares
 from perfsuite.worker.observation.second_step import in_backward
@@ -37,7 +37,6 @@ CHANGED = (
     "the optimizer's step, but none of the known clipping functions was called"
 )
 
-_scalers: weakref.WeakSet[Any] = weakref.WeakSet()  # fp16's loss scalers that were created since `watch`
 _reader: NormBeforeClipping | None = None  # the reader of the running step; None if no norm is read
 
 
@@ -122,17 +121,17 @@ class NormBeforeClipping:
     def read(self) -> float | None:
         """Return the squared norm of the optimizer's gradients, without the scale of fp16's loss scaler."""
         held = squares(each.grad for each in parameters_of(self._optimizer))
-        scale = scale_of(self._optimizer, _scalers)
+        scale = scale_of(self._optimizer, scalers.living)
         return held / scale**2 if held is not None and scale else None
 
 
-def scale_of(optimizer: Any, scalers: Iterable[Any]) -> float | None:
+def scale_of(optimizer: Any, known_scalers: Iterable[Any]) -> float | None:
     """Return the factor by which a loss scaler for fp16 has multiplied the gradients, or None if unknown."""
     by_itself = getattr(optimizer, "grad_scale", None)
     if by_itself is not None:  # a fused optimizer divides by the scale
         return _number(by_itself)
     try:
-        used = [each for each in scalers if each.is_enabled() and loss_scale(each) is not None]
+        used = [each for each in known_scalers if each.is_enabled() and loss_scale(each) is not None]
         states = [scaled_optimizers(each).get(id(optimizer)) for each in used]
     except PrivateNameError:
         return None
@@ -153,8 +152,7 @@ def watch() -> None:
     Call this before a script imports any of them by name.
     """
     _notice_backward()
-    if not hasattr(torch.amp.GradScaler.__init__, "is_watched"):
-        calls.before(torch.amp.GradScaler, "__init__", lambda scaler, *_, **__: _scalers.add(scaler))
+    scalers.watch_new()
     utils: Any = torch.nn.utils
     for name in CLIPPING:
         for owner in (utils, utils.clip_grad):

@@ -67,7 +67,8 @@ class LiveMemory:
         self._threads: set[int] = set()  # ids of the threads of the training
         self._changes: list[MemoryChange] = []  # changes since this step began
         self._has_seen_a_step = False  # whether a whole step has ended
-        self._of_first_step = set[int]()  # numbers of the storages that were created in the first step
+        self._born = set[int]()  # numbers of the storages that were created in counted steps
+        self._of_first_step = set[int]()  # those of the first counted step
         self._in_cycles = 0  # bytes of these storages that the garbage collector has freed
         self._collecting: int | None = None  # id of the thread in which the garbage collector runs
         self._callback = self._see_collector  # keep one bound method, so that `forget` finds it in the list
@@ -104,7 +105,7 @@ class LiveMemory:
             self._waiting.discard(get_ident())
 
     def received(self, storage: Any) -> None:
-        """Record a storage of data in host memory. Call this before an operator uses the storage."""
+        """Record that a storage in host memory holds data. Call this before an operator uses the storage."""
         self._see_storage(storage, RECEIVED)
 
     def resized(self, storage: Any, size: int) -> None:
@@ -151,16 +152,20 @@ class LiveMemory:
         keeps the outputs of a step in its variables until the next step replaces them, so only then are these
         outputs garbage.
         """
-        garbage = Garbage(self._left_by_first_step())
+        garbage = Garbage(self._left())
         gc.collect()
         return InCycles(bytes=self._in_cycles, holders=garbage.holders())
 
-    def _left_by_first_step(self) -> list[Tensor]:
-        """Return the tensors whose storages the first step created, the largest first."""
-        living = {number for number, _ in self._living.values()} & self._of_first_step
+    def _left(self) -> list[Tensor]:
+        """Return the living tensors whose storages were created in counted steps, the largest first.
+
+        Those of the second step are included, because the collector might already have freed all garbage of
+        the first step.
+        """
+        living = {number for number, _ in self._living.values()} & self._born
         if not living:
             return []
-        # Other subclasses could run code of their own.
+        # Only these classes: reading the storage of another subclass of Tensor could run code of that class.
         tensors = (thing for thing in gc.get_objects() if type(thing) in (Tensor, Parameter, FakeTensor))
         left = [tensor for tensor in tensors if self.number(tensor) in living]
         return sorted(left, key=lambda tensor: -tensor.untyped_storage().nbytes())
@@ -188,8 +193,10 @@ class LiveMemory:
         self._part.append(part)
         self._bytes.append(0)
         self._used.append(len(self._changes))
-        if born and not self._has_seen_a_step and part != RECEIVED:
-            self._of_first_step.add(number)
+        if born and part != RECEIVED:
+            self._born.add(number)
+            if not self._has_seen_a_step:
+                self._of_first_step.add(number)
         # After a whole step, all older storages are known. So this one is new, even if its creation was not
         # seen.
         if born or self._has_seen_a_step:

@@ -48,8 +48,8 @@ batch is not counted, because it opens files and fills caches."""
 KEPT_BETWEEN = (3, 7)
 """The objects that a worker keeps are counted after these batches, and in the middle between them."""
 IDLE_S = 5.0
-"""Maximum seconds to wait until the rank has taken all batches of a worker. The rank never waits for this: if
-it needs the next batch, it has taken the earlier ones."""
+"""Maximum seconds for which a worker waits until the rank has taken all batches of the worker. The wait does
+not delay the rank: when the rank needs the next batch, it has taken the earlier ones."""
 IDLE_POLL_S = 0.01
 COUNTING_S = 10.0  # maximum seconds to wait for the result of a worker that is counting its objects
 TOO_FEW = (
@@ -59,7 +59,7 @@ TOO_FEW = (
 
 
 def watch(run_dir: RunDir, *, counts_objects: bool = False) -> None:
-    """Count batches of loader workers: of this process if it is a worker, and of workers that it forks.
+    """Count the batches of this process, if it is a loader worker, and of the loader workers that it forks.
 
     With `counts_objects`, also count the objects that a worker keeps. This takes a few tenths of a second, so
     it is only for launches that time nothing.

@@ -49,7 +49,7 @@ class PythonCounter:
     """Counts the Python calls of steps.
 
     The result of the second step contains only the calls that the first step made as well. A call that
-    only one of these two steps made is made once or irregularly. The results of all other steps contain all
+    only one of these two steps made does not recur in every step. The results of all other steps contain all
     calls except imports, so that calls that are made only in every n-th step are seen.
 
     The following calls are not counted: calls of perfsuite's functions, calls that these make directly, calls
@@ -87,6 +87,10 @@ class PythonCounter:
         if not self._watch.stop() or sys.getprofile() is not None:
             self._is_whole = False
         self._steps.append(self._calls)
+
+    def forget_last(self) -> None:
+        """Forget the calls of the step that was stopped last."""
+        self._steps.pop()
 
     def unseen(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function without counting its calls in this thread."""

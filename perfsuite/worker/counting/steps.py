@@ -38,6 +38,7 @@ from perfsuite.worker.observation.second_step import in_backward, knows_backward
 
 ONE_STEP = StepsToCount(until=COUNTED_STEP, late=None)
 IN_BACKWARD = "the optimizer steps in backward"
+REMOVED = "perfsuite's TorchDispatchMode was removed during the step"
 
 
 def _to_a_note(method: Callable[..., None]) -> Callable[..., None]:
@@ -137,7 +138,7 @@ class Counting:
         if self._norm is not None:
             self._norm.leave()
         if not leave(self._counter):
-            self._give_up("perfsuite's TorchDispatchMode was removed during the step")
+            self._give_up(REMOVED)
             return
         if in_backward():  # autograd will restore the dispatch modes that were active when backward began
             self._give_up(IN_BACKWARD)
@@ -192,6 +193,29 @@ class Counting:
             self.notes = [note for note in self.notes if note != unread]
 
     @_to_a_note
+    def skip_step(self) -> None:
+        """Begin the running step again, because a loss scaler has skipped the optimizer's step.
+
+        The work so far is not part of the step's counts. Step `FIRST_COUNTED` is not reported, so it need not
+        begin again.
+        """
+        if self._counter is None or self._ended == FIRST_COUNTED - 1:
+            return
+        if self._norm is not None:
+            self._norm.leave()
+        if not leave(self._counter):
+            self._give_up(REMOVED)
+            return
+        self._counter.skip_step()
+        self._enter(self._counter)
+
+    @_to_a_note
+    def lack(self, why: str) -> None:
+        """Stop counting if the running step is counted, because work is missing in it."""
+        if self._counter is not None:
+            self._give_up(why)
+
+    @_to_a_note
     def begin_step(self) -> None:
         """Begin the next step, and activate the counter if the step is counted."""
         if self._ended < FIRST_COUNTED - 1 and self._batches is None:
@@ -204,8 +228,11 @@ class Counting:
                 self._counter.memory.watch_collector()
             for storage in self._end_batches():
                 self._counter.memory.received(storage)
-        if self._counter is None:
-            return
+        if self._counter is not None:
+            self._enter(self._counter)
+
+    def _enter(self, counter: StepCounter) -> None:
+        """Activate the counter."""
         if in_backward():  # autograd would remove a mode that is entered now
             self._give_up(IN_BACKWARD)
         elif len_dispatch_stack() != self._modes:
@@ -214,9 +241,9 @@ class Counting:
             is_real = active_fake_mode() is None
             self._watch = Watch() if is_real else None
             if is_real and self._ended == COUNTED_STEP - 1:
-                self._norm = NormBeforeClipping(self._optimizers[0], self._counter.python.unseen)
+                self._norm = NormBeforeClipping(self._optimizers[0], counter.python.unseen)
                 self._norm.enter()
-            self._counter.__enter__()
+            counter.__enter__()
 
     def result(self) -> Counts | None:
         """Return the counts. Call this after the last step.

@@ -95,6 +95,17 @@ def gradient_norm(optimizer: Any) -> float | None:
     return None if kind is None else kind.gradient_norm(engine)
 
 
+def loss_scale() -> float | None:
+    """Return the factor by which engines multiply losses before backward. This is 1 without an engine.
+
+    None if engines have different factors, because a loss does not name its engine.
+    """
+    if not _living:
+        return 1.0
+    scales = {kind.loss_scale(engine) for kind, engines in among(_living) for engine in engines} - {None}
+    return next(iter(scales), 1.0) if len(scales) < 2 else None
+
+
 def among(objects: Iterable[Any]) -> list[tuple[Engine, list[Any]]]:
     """Return the engines among these objects, by kind."""
     everything = list(objects)

@@ -14,7 +14,7 @@ def watch() -> None:
 
 
 def has_training_frozen() -> bool:
-    """Return whether the training itself has frozen objects.
+    """Return whether the training itself has called `gc.freeze`.
 
     This only compares two numbers: the number of all frozen objects, and the number of objects that were
     frozen before the training or by `unfrozen`. If n objects of the second group have been freed, up to n

@@ -90,6 +90,11 @@ class Observer:
             self._settings = self._look()
             self.dtypes = dtypes_of(self.model, optimizer, self._second_step.linear_layers())
 
+    def skip_step(self) -> None:
+        """Forget the tokens of the running step, because a scaler has skipped the optimizer's step."""
+        if self.optimizer is not None and not self._settings:
+            self._second_step.tokens.forget()
+
     @property
     def settings(self) -> Mapping[str, str]:
         """The settings that were observed in the second step. Empty before that step."""

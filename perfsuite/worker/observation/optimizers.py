@@ -80,6 +80,18 @@ class Optimizers:
         stepping.tick = self._ticks
         return stepping.is_clock
 
+    def is_clock(self, optimizer: Any) -> bool:
+        """Return whether the steps of `optimizer` are steps of the clock.
+
+        An optimizer that has never stepped might be a wrapper of the clock. It then has the clock's
+        parameters.
+        """
+        stepping = self._living.get(optimizer)
+        if stepping is not None:
+            return stepping.is_clock
+        parameters = set(map(id, parameters_of(optimizer)))
+        return self._clock is not None and not parameters.isdisjoint(self._clock.parameters)
+
     def begin(self, there: Iterable[Any] = ()) -> None:
         """At the clock's first step, begin to count the steps for `notes`.
 

@@ -182,9 +182,13 @@ class TokenCount:
     """
 
     def __init__(self) -> None:
+        self._depth = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all calls so far."""
         self.tokens = self.forwards = self.samples = 0
         self._padding: list[Tensor] = []
-        self._depth = 0
 
     def enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Record a call before it runs."""

@@ -20,7 +20,7 @@ from perfsuite.results.environment import variables
 from perfsuite.worker.hooks import libraries
 
 PACKAGES = ("transformers", "triton", "peft", "bitsandbytes", "flash_attn", "mamba_ssm")
-"""Packages with kernels that libraries use automatically. Their versions are recorded if installed."""
+"""Packages with kernels that libraries use automatically. The versions of those installed are recorded."""
 NOT_THEIRS = frozenset(("perfsuite", "pip", "setuptools", "wheel"))  # distributions that no script depends on
 
 

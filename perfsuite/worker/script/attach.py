@@ -32,7 +32,7 @@ from perfsuite.worker.clock.profiling import ProfileTaken
 from perfsuite.worker.counting import gradients
 from perfsuite.worker.hooks import calls
 from perfsuite.worker.hooks.named import Search
-from perfsuite.worker.observation import engines, frozen
+from perfsuite.worker.observation import engines, frozen, scalers
 from perfsuite.worker.observation.optimizers import Optimizers
 from perfsuite.worker.rank import LEAVE_S, empty_report, failure_of, failure_of_ours, write_failure
 from perfsuite.worker.script.losses import Losses, loss_of
@@ -140,6 +140,7 @@ class Attached:
         calls.watch()
         frozen.watch()
         gradients.watch()
+        scalers.watch(self._skipped)
         loaders.watch()
         engines.watch()
         if dist.is_available():
@@ -177,6 +178,7 @@ class Attached:
 
     @_guarded
     def _after_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        scalers.stepped()
         if not engines.steps(optimizer, self._before, self._after):
             self._after(optimizer)
 
@@ -239,6 +241,22 @@ class Attached:
             signal.alarm(LEAVE_S)
         elif self.steps == self.case.total_steps:
             self._finish(self.rank)
+
+    @_guarded
+    def _skipped(self, optimizer: Any) -> None:
+        """Handle a step of an optimizer that a loss scaler has skipped.
+
+        The passes since the last step do not count, and the next step begins again. A step of an engine has
+        an end even if the scaler of the engine skips the optimizer.
+        """
+        if self.rank is None or self.state != "measuring" or engines.of(optimizer) is not None:
+            return
+        if self._optimizers.is_clock(optimizer):
+            if self._losses is not None:
+                self._losses.skip_step()
+            self.rank.skip_step()
+        elif self.rank.recorder.counting is not None:
+            self.rank.recorder.counting.lack(f"a loss scaler skipped a step of {type(optimizer).__name__}")
 
     @_guarded
     def _before_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:

@@ -8,15 +8,21 @@ from torch import Tensor
 
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.common.own_list import OwnList
-from perfsuite.frameworks.common.private import shard_of
+from perfsuite.frameworks.common.private import disable_current_modes, shard_of
+from perfsuite.worker.observation import engines, scalers
 from perfsuite.worker.observation.optimizers import parameters_of
 from perfsuite.worker.observation.second_step import in_backward, nodes_of
+
+SEVERAL_ENGINES = (
+    "the loss is unknown: several engines train, and they multiply their losses by different factors for fp16"
+)
 
 
 class Losses:
     """The scalars on which backward is called, summed over the micro-batches of each step.
 
-    The losses stay on the device in fp32, so that nothing waits for them.
+    The losses stay on the device in fp32, so that nothing waits for them. The factor of a loss scaler for
+    fp16 is removed. A pass whose optimizer step the scaler has skipped does not count.
 
     In the second step, the graph of each loss is searched for parameters of the clock's optimizer. If the
     graphs of some losses lead to such a parameter, only these losses count in the second step. In all other
@@ -34,6 +40,8 @@ class Losses:
         # For each position in a step: whether the loss at this position counts. It is set in the second step.
         self._counts: list[bool] = []
         self._stepped: set[int] = set()  # ids of the clock's parameters, set after the first step
+        self.were_scaled = False  # whether the factor of a loss scaler was removed from any loss
+        self.unknown: str | None = None  # why the losses are unknown
         self._begin_step()
 
     def _begin_step(self) -> None:
@@ -56,9 +64,25 @@ class Losses:
             self._counted += 1
 
     def _value(self, loss: Tensor) -> Tensor:
-        # Copy the value, because a script might later average its loss over the ranks in place.
-        local: Tensor = shard_of(loss)
-        return local.detach().to(torch.float32, copy=True)
+        scaled = scalers.before_scaling(loss)
+        if scaled is not None and scaled.loss is not None:
+            self.were_scaled = True
+            return _copied(scaled.loss)
+        value = _copied(loss)
+        scale = engines.loss_scale() if scaled is None else scalers.scale_of(scaled.scaler, value.device)
+        if scale is None:
+            self.unknown = SEVERAL_ENGINES
+        elif scaled is not None or scale != 1.0:
+            self.were_scaled = True
+            with disable_current_modes():  # this work of perfsuite is not counted
+                value /= scale
+        return value
+
+    def skip_step(self) -> None:
+        """Forget the losses since the last step, because the optimizer does not step after these passes."""
+        if len(self._sums) == 1:
+            self._counts = []
+        self._begin_step()
 
     def end_step(self, optimizer: Any) -> None:
         """End a step of `optimizer`."""
@@ -96,8 +120,9 @@ class Losses:
     def check(self, micro_batches: int, *, more_come: bool = False) -> None:
         """Raise `MismatchError` if a step has no loss, or if most steps do not have `micro_batches` losses.
 
-        With `more_come`, only the first steps have ended, and the gradient scaler of fp16 might have skipped
-        some of them. A wrong number of losses is then an error only if it is the same in all steps.
+        With `more_come`, only the first steps have ended, and a loss scaler of fp16 that perfsuite does not
+        know might have skipped some of them. A wrong number of losses is then an error only if it is the same
+        in all steps.
         """
         passes = self._summed
         if 0 in passes:
@@ -131,6 +156,12 @@ def loss_of(tensors: Any) -> Tensor | None:
         tensors = tensors[0]
     is_training = isinstance(tensors, Tensor) and not tensors.is_meta and not in_backward()
     return tensors if is_training else None
+
+
+def _copied(loss: Tensor) -> Tensor:
+    """Return a copy of a loss in fp32, because a script might later average it over the ranks in place."""
+    local: Tensor = shard_of(loss)
+    return local.detach().to(torch.float32, copy=True)
 
 
 def _leads_to(loss: Tensor, wanted: set[int]) -> bool:

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, Literal
@@ -42,6 +43,14 @@ ENDED = ("crash", "out_of_memory")  # kinds of failures after which a shell scri
 TRAINS = "trains"
 GIVEN = "given"
 TWICE = "twice"
+SKIPPED = (
+    "a loss scaler skipped optimizer steps because gradients overflowed. The time of a skipped pass is part "
+    "of the next step: {}"
+)
+MAY_BE_SCALED = (
+    "the loss is unknown: the model computes in float16, and perfsuite has seen no loss scaler, so the "
+    "losses might include the factor of an unknown one"
+)
 WAIT_POLL_S = 0.1  # seconds between checks for the other ranks' reports. A check can access a file server
 COPIES = (
     "the norm of the gradients is unknown: the optimizer {} updates copies of the model's parameters, and "
@@ -158,6 +167,7 @@ class ScriptRank(Rank):
         self._losses = losses
         self._optimizers = optimizers
         self._search = search
+        self._skipped: list[int] = []  # for each skipped optimizer step: the number of the next step
 
     def begin(self, optimizer: Any, host_memory: memory.HostMemory) -> None:
         """Create the observer, and the clock for the steps of `optimizer`. Do not start the clock yet."""
@@ -190,6 +200,13 @@ class ScriptRank(Rank):
         if self.recorder.steps == 1:
             self.observer.check_second_step()
             self.claim.give(self.observer.evidence())
+
+    def skip_step(self) -> None:
+        """Begin the running step again, because a loss scaler has skipped the optimizer's step."""
+        self._skipped.append(self.recorder.steps + 1)
+        self.observer.skip_step()
+        if self.recorder.counting is not None:
+            self.recorder.counting.skip_step()
 
     def check_first_steps(self) -> None:
         """Raise `MismatchError` if the first steps do not match the case.
@@ -225,6 +242,13 @@ class ScriptRank(Rank):
         steps_copies = self.observer.steps_copies
         if steps_copies:
             self.notes.append(COPIES.format(type(self.observer.optimizer).__name__))
+        if self._skipped:
+            skipped = Counter(self._skipped).items()
+            steps = ", ".join(f"step {step} ({number} skipped)" for step, number in skipped)
+            self.notes.append(SKIPPED.format(steps))
+        why_unknown = self._why_loss_is_unknown()
+        if why_unknown is not None:
+            self.notes.append(why_unknown)
         report = self.finish()
         if steps_copies:
             report = report.replace(gradient_squares=None, unclipped_squares=None)
@@ -242,7 +266,17 @@ class ScriptRank(Rank):
         # Count FLOPs last. Counting builds a model, and only now is it known which share of the weights is
         # frozen.
         flops = count_known(self.case, frozen_share=finetuning.frozen_share(self.observer.model))
-        return report.replace(loss=loss, flops=with_float8(flops, self.observer.model))
+        report = report.replace(flops=with_float8(flops, self.observer.model))
+        if why_unknown is not None:
+            return report.replace(loss_is_unknown=True)
+        return report.replace(loss=loss)
+
+    def _why_loss_is_unknown(self) -> str | None:
+        if self._losses is None or self._losses.unknown is not None:
+            return None if self._losses is None else self._losses.unknown
+        computes_in = self.observer.settings.get("compute_dtype")
+        is_fp16 = computes_in == "float16" or self.case.precision == "fp16-mixed"
+        return MAY_BE_SCALED if is_fp16 and not self._losses.were_scaled else None
 
     def wait_for_others(self) -> None:
         """Wait until every rank has written its report, but not longer than `WAIT_S`."""

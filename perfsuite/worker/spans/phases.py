@@ -5,10 +5,11 @@ Outside of a launch, a phase costs almost nothing: it only checks that a variabl
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-import threading
 from collections.abc import Callable
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perfsuite.case.phases import phase_name
@@ -31,13 +32,6 @@ is_compiling: Callable[[], bool] = _no_torch
 would break its graph."""
 
 
-class _Begun(threading.local):
-    """The spans of one phase that a thread has begun but not yet ended."""
-
-    def __init__(self) -> None:
-        self.spans: list[Span | None] = []
-
-
 class phase:
     """Mark a part of a training script as a phase: `with phase("rollout"): ...`, or `@phase("rollout")`.
 
@@ -47,16 +41,33 @@ class phase:
 
     def __init__(self, name: str) -> None:
         self.name = phase_name(name)
-        self._begun = _Begun()
+        # For each `with` block that has begun but not yet ended: its thread, and its span if it is recorded.
+        self._begun: list[tuple[int, Span | None]] = []
 
     def __enter__(self) -> phase:
-        self._begun.spans.append(None if spans is None or is_compiling() else spans.begin(self.name))
+        if spans is not None and not is_compiling():
+            self._begun.append((get_ident(), spans.begin(self.name)))
         return self
 
     def __exit__(self, error: type[BaseException] | None = None, *_: object) -> None:
-        span = self._begun.spans.pop()
+        span = self._take() if self._begun and not is_compiling() else None
         if span is not None and spans is not None:
             spans.end(span, error)
+
+    def _take(self) -> Span | None:
+        """Remove the last block that this thread has begun, and return its span.
+
+        If this thread has begun none, take the last block of any thread, because a generator can begin a
+        block in one thread and end it in another.
+        """
+        begun = [*self._begun]
+        thread = get_ident()
+        mine = [block for block in begun if block[0] == thread]
+        for block in reversed(mine or begun):
+            with contextlib.suppress(ValueError):  # another thread has just removed it
+                self._begun.remove(block)
+                return block[1]
+        return None
 
     def __call__(self, function: F) -> F:
         """Wrap a function, static method or class method, so that each of its calls is recorded as the phase.

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 from perfsuite.frameworks.common.own_list import OwnList
 from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import SpanTimes
-from perfsuite.worker.clock.timers import HostTimer
+from perfsuite.worker.clock.timers import HostTimer, training_thread
 from perfsuite.worker.spans.running import Running
 
 # Maximum number of span names in a launch. There must be a limit, because a script can generate names (such
@@ -122,6 +121,7 @@ class Spans:
         self._open = defaultdict[int, list[Span]](list)  # thread -> its open spans, the outermost first
         self._times = OwnList[tuple[str, int, int, float, bool]]()  # name, thread, steps, seconds, is_wait
         self._failed = OwnList[tuple[str, int, str]]()  # name, thread, kind of the exception
+        self._moved = OwnList[tuple[str, int]]()  # name and thread of spans that ended in another thread
         self._first: dict[tuple[int, str], Span] = {}  # the first ended span of each thread and name
         self._left: list[Span] = []  # counted spans that left work to other threads
         self._behind: list[Background] = []  # background work of the training thread that might not be over
@@ -132,7 +132,7 @@ class Spans:
         `steps` returns the number of steps that have ended. `running` is a file. If a span runs for a long
         time, its name is written into this file.
         """
-        self._thread = _training_thread()
+        self._thread = training_thread()
         self._steps = steps
         self._running = None if running is None else Running(running, self.open_for)
 
@@ -177,14 +177,21 @@ class Spans:
 
     @_guarded
     def end(self, span: Span, error: type[BaseException] | None = None) -> None:
-        """End a span. `error` is the class of the exception that ended it, or None."""
+        """End a span. `error` is the class of the exception that ended it, or None.
+
+        Spans that began later stay open, because a generator can leave its phase after a phase around it
+        has ended. A span that ends in another thread is left out, because its seconds belong to no thread.
+        """
         assert span.since is not None
         seconds = self._meters.now() - span.since
         others = self._open[span.thread]
-        if span in others:  # also remove spans that began inside this span and never ended
-            del others[others.index(span) :]
+        if span in others:
+            others.remove(span)
         if self._running is not None and span.thread == self._thread:
             self._running.ended()
+        if get_ident() != span.thread:
+            self._moved.append((span.name, span.thread))
+            return
         if error is not None:
             self._failed.append((span.name, span.thread, error.__name__))
             if not span.is_wait:  # the training has waited, even if the work then failed
@@ -256,6 +263,9 @@ class Spans:
         for name, kinds in self._failures().items():
             number = f"{len(kinds)} ended with an exception ({', '.join(dict.fromkeys(kinds))})"
             self.note(f"{name}: {number} and {'does' if len(kinds) == 1 else 'do'} not count")
+        for name, times_moved in self._moved_out().items():
+            verb = "does" if times_moved == 1 else "do"
+            self.note(f"{name}: {times_moved} ended in another thread and {verb} not count")
         return {
             name: SpanTimes(
                 steps=tuple(steps for steps, _, _ in times),
@@ -273,6 +283,10 @@ class Spans:
                 by_name[name].append(kind)
         return by_name
 
+    def _moved_out(self) -> Counter[str]:
+        """Return, for each span that began in the training thread, how often it ended in another thread."""
+        return Counter(name for name, thread in self._moved if thread == self._thread)
+
     def counts(self) -> dict[str, Counts]:
         """Return, for each span of the training thread, the counts of the first step that contains it."""
         return {
@@ -284,7 +298,7 @@ class Spans:
     def _occurrences(self, name: str) -> int | None:
         """Return how often a span of the training thread ended. None if some occurrences are left out."""
         open_names = {span.name for span in self._open.get(self._thread or 0, ())}
-        if name in open_names or name in self._failures():
+        if name in open_names or name in self._failures() or name in self._moved_out():
             return None
         return sum(
             its_name == name and thread == self._thread and not is_wait
@@ -320,16 +334,6 @@ class Spans:
         """Add the reason why a value is unknown, unless it is already there."""
         if why not in self.notes:
             self.notes.append(why)
-
-
-def _training_thread() -> int:
-    """Return the id of the thread that runs the script.
-
-    This is not always the calling thread. If optimizers step during backward, the caller can be a thread of
-    autograd, which Python did not start.
-    """
-    here = threading.current_thread()
-    return (threading.main_thread() if isinstance(here, threading._DummyThread) else here).ident or 0
 
 
 def _is_over(span: Span) -> bool:

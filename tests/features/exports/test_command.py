@@ -21,12 +21,13 @@ def results(tmp_path: Path) -> Path:
     return write(tmp_path / "runs" / "20260102-000000-000000" / "results.json", session)
 
 
+@pytest.mark.parametrize("given", ["{results}", "{results.parent}", "--store {tmp}"])
 @pytest.mark.parametrize("name", FORMATS)
-def test_takes_a_file_a_directory_or_the_newest(name: str, results: Path, tmp_path: Path) -> None:
+def test_takes_a_file_a_directory_or_the_newest(name: str, results: Path, tmp_path: Path, given: str) -> None:
     write(tmp_path / "runs" / "20260101-000000-000000" / "results.json", make_session(0))
     wanted = FORMATS[name](documents.read(results, SessionFile))
-    for given in ((results,), (results.parent,), ("--store", tmp_path)):
-        assert export("--format", name, *given).stdout == wanted
+    words = [word.format(results=results, tmp=tmp_path) for word in given.split()]
+    assert export("--format", name, *words).stdout == wanted
 
 
 def test_writes_a_file_and_names_what_it_omits(results: Path, tmp_path: Path) -> None:
@@ -54,19 +55,22 @@ def test_omits_dry_runs_from_outcomes(tmp_path: Path) -> None:
     assert never_run().case_id not in export("--format", "openmetrics", file).stdout
 
 
-def test_what_cannot_be_exported_is_refused(results: Path, tmp_path: Path) -> None:
-    arms = tmp_path / "arms.json"
-    documents.write(arms, make_session(1).replace(arms=ARMS))
-    hud = ("--format", "hud")
-    for words, said in (
-        ((*hud, arms), "compares two arms"),
-        ((*hud, tmp_path / "none.json"), f"cannot read {tmp_path / 'none.json'}"),
-        ((*hud, "--store", tmp_path / "empty"), "or name a results.json"),
-        ((*hud, results, "--out", results / "under" / "a-file"), "cannot write"),
-        ((results,), "Missing option '--format'"),
-        ((results, "--format", "csv"), "'csv' is not one of 'hud', 'openmetrics'"),
-    ):
-        assert said in commands.error_of("export", *words)
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("--format hud {tmp}/arms.json", "compares two arms"),
+        ("--format hud {tmp}/none.json", "cannot read {tmp}/none.json"),
+        ("--format hud --store {tmp}/empty", "or name a results.json"),
+        ("--format hud {results} --out {results}/under/a-file", "cannot write"),
+        ("{results}", "Missing option '--format'"),
+        ("{results} --format csv", "'csv' is not one of 'hud', 'openmetrics'"),
+    ],
+    ids=["arms", "no file", "no session", "no directory", "no format", "unknown format"],
+)
+def test_refuses_what_cannot_be_exported(results: Path, tmp_path: Path, words: str, reason: str) -> None:
+    documents.write(tmp_path / "arms.json", make_session(1).replace(arms=ARMS))
+    given = [word.format(tmp=tmp_path, results=results) for word in words.split()]
+    assert reason.format(tmp=tmp_path) in commands.error_of("export", *given)
 
 
 def test_an_export_names_an_unfinished_session(tmp_path: Path) -> None:

@@ -83,23 +83,38 @@ def samples(*results: Measurement) -> dict[tuple[str, str], tuple[float, dict[st
     return new
 
 
-def test_hud_has_a_record_for_each_figure() -> None:
+def of_gpus() -> Measurement:
     (result,) = make_session(1).results
+    return result
+
+
+def test_hud_has_a_record_for_each_figure() -> None:
+    result = of_gpus()
     speed, memory, outcome = records(result)
     values = [run.figures.tokens_per_s for run in result.runs]
     assert speed["metric"] == {"name": "tokens_per_s", "benchmark_values": values}
     assert memory["metric"]["name"] == "peak_memory_bytes"
     expected = {"outcome": "passed", "counts": "not counted"}
     assert outcome["metric"] == {"name": "outcome", "extra_info": expected}
-    for record in (speed, memory, outcome):
-        extra_info = record["benchmark"]["extra_info"]
-        assert (extra_info["hardware_class"], extra_info["topology"]) == ("h100-80gb-sxm", "1x8")
-        assert record["benchmark"]["dtype"] == "bf16-mixed"
-        assert record["model"] == {"name": result.case_id, "backend": "fake", "type": "llama-3.1-8b"}
-        assert record["dependencies"] == {"torch": {"version": "2.13.0"}}
-        (runner,) = record["runners"]
-        assert (runner["gpu_info"], runner["gpu_count"]) == ("NVIDIA H100 80GB HBM3", 8)
-        assert runner["avail_gpu_mem_in_gb"] == 640
+
+
+@pytest.mark.parametrize("record", records(of_gpus()), ids=["speed", "memory", "outcome"])
+def test_each_record_names_the_case_and_its_hardware(record: dict[str, Any]) -> None:
+    extra_info = record["benchmark"]["extra_info"]
+    assert (extra_info["hardware_class"], extra_info["topology"]) == ("h100-80gb-sxm", "1x8")
+    assert record["benchmark"]["dtype"] == "bf16-mixed"
+    assert record["model"] == {"name": of_gpus().case_id, "backend": "fake", "type": "llama-3.1-8b"}
+    assert record["dependencies"] == {"torch": {"version": "2.13.0"}}
+
+
+@pytest.mark.parametrize("record", records(of_gpus()), ids=["speed", "memory", "outcome"])
+def test_each_record_describes_the_gpus(record: dict[str, Any]) -> None:
+    (runner,) = record["runners"]
+    assert (runner["gpu_info"], runner["gpu_count"]) == ("NVIDIA H100 80GB HBM3", 8)
+    assert runner["avail_gpu_mem_in_gb"] == 640
+
+
+def test_a_record_of_a_cpu_describes_its_cores() -> None:
     (runner,) = records(make_result(make_run()))[0]["runners"]
     machine = make_machine()
     memory_gib = round(machine.memory_bytes / 2**30)
@@ -120,12 +135,15 @@ def test_openmetrics_has_labelled_gauges() -> None:
     assert ("perfsuite_samples_per_s", IMAGES.id) in samples(images)
 
 
-def test_unknown_counts_differ_from_passed_ones() -> None:
-    passed = CountCheck(outcome="passed")
-    for counts, expected in ((None, "not counted"), (NOT_COUNTED, "not counted"), (passed, "passed")):
-        result = judged(make_result(make_run()), outcome="passed", counts=counts)
-        assert {row["benchmark"]["extra_info"]["counts"] for row in records(result)} == {expected}
-        assert samples(result)["perfsuite_outcome", result.case_id][1]["counts"] == expected
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [(None, "not counted"), (NOT_COUNTED, "not counted"), (CountCheck(outcome="passed"), "passed")],
+    ids=["none", "not counted", "passed"],
+)
+def test_unknown_counts_differ_from_passed_ones(counts: CountCheck | None, expected: str) -> None:
+    result = judged(make_result(make_run()), outcome="passed", counts=counts)
+    assert {row["benchmark"]["extra_info"]["counts"] for row in records(result)} == {expected}
+    assert samples(result)["perfsuite_outcome", result.case_id][1]["counts"] == expected
 
 
 def test_no_format_shows_failed_figures() -> None:
@@ -141,16 +159,25 @@ def test_no_format_shows_failed_figures() -> None:
     assert {case for name, case in gauges if name == "perfsuite_outcome"} == cases
 
 
-def test_omits_unmeasured_figures() -> None:
+def test_omits_figures_of_an_unhealthy_launch() -> None:
     slow, usual = (make_run(figures=make_figures(tokens_per_s=speed)) for speed in (1, 100))
     sick = judged(make_result(slow, usual, usual), outcome="passed", unhealthy_launches=(1,))
     assert figures(sick)["tokens_per_s"] == [100, 100]
+
+
+def test_omits_figures_of_an_injected_fault() -> None:
     assert figures(make_result(make_run(inject="slowdown=30%"))) == {}
+
+
+def test_omits_unmeasured_figures() -> None:
     nothing = make_result(make_run(figures=make_figures(peak_memory_bytes=None, tokens_per_s=math.inf)))
     nothing = nothing.replace(verdict=Verdict(outcome="recorded", launches=1))
     assert figures(nothing) == {}
     assert [row["metric"]["name"] for row in records(nothing)] == ["outcome"]
     assert list(samples(nothing)) == [("perfsuite_outcome", nothing.case_id)]
+
+
+def test_a_session_without_results_is_empty() -> None:
     empty = {name: write(session_of()) for name, write in FORMATS.items()}
     assert empty == {"hud": "[]\n", "openmetrics": "# EOF\n"}
 

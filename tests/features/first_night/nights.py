@@ -81,9 +81,9 @@ def write_numa_nodes(root: Path, *nodes: Iterable[int]) -> None:
 def by_check(rows: Iterator[Row] | Sequence[Row]) -> dict[str, Row]:
     """Return rows by the name of their check. Each name must occur only once."""
     listed = [*rows]
-    found = {row.check: row for row in listed}
-    assert len(found) == len(listed)
-    return found
+    rows_by_check = {row.check: row for row in listed}
+    assert len(rows_by_check) == len(listed)
+    return rows_by_check
 
 
 class Launches:

@@ -110,32 +110,47 @@ def test_exit_status_is_the_worst_checks(row: Row, status: int) -> None:
     assert carried_out(stand_ins([], spread=make_step("spread", row))) == status
 
 
-def test_goes_on_where_it_was_interrupted() -> None:
+@pytest.fixture
+def interrupted() -> list[str]:
+    """Interrupt the step `faults`. Return the steps that begin from then on."""
     begun: list[str] = []
     with pytest.raises(SystemExit) as ended:
         carried_out(stand_ins(begun, faults=make_step("faults", error=SystemExit(143))))
     assert ended.value.code == 143
     assert begun == ["machine", "selftest", "spread", "faults"]
+    begun.clear()
+    return begun
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_a_page_names_steps_that_are_left() -> None:
     page = (OUT / "first-night.md").read_text()
     assert "not run: the step was interrupted" in page
     assert "Not finished: faults, frameworks, container, cores, cases." in page
-    begun.clear()
+
+
+def test_goes_on_where_it_was_interrupted(interrupted: list[str]) -> None:
+    carried_out(stand_ins(interrupted))
+    assert interrupted == ["faults", "frameworks", "container", "cores", "cases"]
+
+
+def test_repeats_only_steps_that_are_named() -> None:
+    begun: list[str] = []
     carried_out(stand_ins(begun))
-    assert begun == ["faults", "frameworks", "container", "cores", "cases"]
     begun.clear()
     carried_out(stand_ins(begun))
     assert begun == []
     carried_out(stand_ins(begun), "spread", "machine")
-    assert begun == ["machine", "spread"], "named steps are repeated, in their order"
+    assert begun == ["machine", "spread"], "in their order"
 
 
-def test_a_refused_repetition_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_refused_repetition_fails(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
     steps = stand_ins([])
     carried_out(steps)
-    for as_json in (False, True):
-        capsys.readouterr()
-        assert carried_out(steps, "spread", seconds=1, as_json=as_json) == 3
-        assert "the time is used up" in capsys.readouterr().out
+    capsys.readouterr()
+    assert carried_out(steps, "spread", seconds=1, as_json=as_json) == 3
+    assert "the time is used up" in capsys.readouterr().out
     result = documents.read(OUT / FILE, FirstNight).of("spread")
     assert result is not None
     assert result.is_complete
@@ -168,19 +183,32 @@ def test_a_simulated_night_says_so_first() -> None:
     assert said not in run(*NO_CASES, "--out", "other", status=3).stderr
 
 
-def test_a_plan_says_how_many_cases_fit() -> None:
+@pytest.fixture
+def forty_two_cases() -> None:
     Path("bench_cases").mkdir()
     Path("mine").mkdir()
     collects(*one_core_cases(42))
+
+
+@pytest.mark.usefixtures("forty_two_cases")
+def test_a_plan_gives_the_minutes_of_all_cases() -> None:
     planned = rows(run("--size", "simulated", "--plan", "--json").stdout)
     (row,) = [row for row in planned if row["step"] == "cases"]
     assert (row["expected_min"], row["most_min"]) == (63, None)
-    said = run("--size", "simulated", "--plan", "--cases", "mine", "--budget", "34min").stdout
-    said = " ".join(said.split())
-    assert "~63 the budget to run" in said
-    assert f"about 68 min on {detect().hardware_class} with simulated training" in said
-    assert "launches 42 cases in mine for real, whatever the size: about 1.5 min for each" in said
-    assert "About 19 of them fit into --budget; the same command continues with the others" in said
+
+
+@pytest.mark.usefixtures("forty_two_cases")
+def test_a_plan_says_how_many_cases_fit() -> None:
+    printed = run("--size", "simulated", "--plan", "--cases", "mine", "--budget", "34min").stdout
+    words = " ".join(printed.split())
+    assert "~63 the budget to run" in words
+    assert f"about 68 min on {detect().hardware_class} with simulated training" in words
+    assert "launches 42 cases in mine for real, whatever the size: about 1.5 min for each" in words
+    assert "About 19 of them fit into --budget; the same command continues with the others" in words
+
+
+@pytest.mark.usefixtures("forty_two_cases")
+def test_a_plan_only_mentions_what_concerns_it() -> None:
     assert "fit into" not in run("--size", "simulated", "--plan").stdout
     assert "for real" not in run("--size", "simulated", "--plan", "spread").stdout
 
@@ -234,7 +262,7 @@ def test_json_has_every_row(capsys: pytest.CaptureFixture[str]) -> None:
         ("--out .", "--out .: it exists but contains no first night. Give a new directory"),
     ],
 )
-def test_what_cannot_be_run_is_refused(words: str, said: str) -> None:
+def test_refuses_bad_options_before_any_step(words: str, said: str) -> None:
     notes = Path("notes.txt")
     notes.touch()
     assert said in error_of("first-night", *words.split())
@@ -276,12 +304,12 @@ def test_simulated_training_takes_every_step() -> None:
     record = documents.read(OUT / FILE, FirstNight)
     assert all(result.is_complete for result in record.results), output
     assert [result.step for result in record.results] == [*NAMES]
-    found = {row.check: row for result in record.results for row in result.rows}
-    assert [row for row in found.values() if row.status == "fail"] == [], output
+    rows_by_check = {row.check: row for result in record.results for row in result.rows}
+    assert [row for row in rows_by_check.values() if row.status == "fail"] == [], output
     assert process.returncode == 3, "a CPU has no topology"
     for check in ("inject slowdown=60%", "noise", "inject hang", "fake", "one thread"):
-        assert found[check].status == "pass", found[check]
-    (fit,) = [row for row in found.values() if row.found.startswith("fit for a baseline")]
+        assert rows_by_check[check].status == "pass", rows_by_check[check]
+    (fit,) = [row for row in rows_by_check.values() if row.found.startswith("fit for a baseline")]
     assert fit.check.startswith("fake-llama-tiny")
 
 

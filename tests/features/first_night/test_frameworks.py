@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from perfsuite.doctor.rows import Row
 from perfsuite.errors import CaseError
 from perfsuite.features.first_night.frameworks import framework_rows
 from perfsuite.results.outcome import Verdict
@@ -25,8 +26,9 @@ def test_simulated_frameworks_are_launched() -> None:
     assert "tokens/s" in rows["fake"].found
 
 
-@pytest.mark.usefixtures("torch_for_gpus")
-def test_one_framework_never_stops_the_next() -> None:
+@pytest.fixture
+def fourteen_rows(torch_for_gpus: None) -> dict[str, Row]:
+    """Return rows by framework. Of the launches, some fail, are disturbed, or are not counted."""
     hidden = {"hidden": (f"{REPLAYED} (2x)",)}
     late = {"notes": ("rank 2 died after its report was written", "another note")}
     endings: dict[str, tuple[Verdict, dict[str, Any]]] = {
@@ -44,22 +46,46 @@ def test_one_framework_never_stops_the_next() -> None:
             fields = hidden
         return [make_run(case=case, **fields)], verdict
 
-    machine = make_gpu_machine()
-    rows = by_check(framework_rows(make_night(machine=machine, size="full", measure=measure)))
-    assert len(rows) == 14
-    assert (rows["DDP"].status, rows["DDP"].found) == ("fail", "rank 3: NCCL error")
-    assert (rows["FSDP1"].status, rows["Trainer"].status) == ("unknown", "unknown")
-    assert rows["FSDP1"].found.endswith("GPU 1 is hot")
-    assert rows["Trainer"].found.endswith("its operators are not seen (2x)")
-    graphs = rows["torchtitan, CUDA graphs"]
+    night = make_night(machine=make_gpu_machine(), size="full", measure=measure)
+    return by_check(framework_rows(night))
+
+
+def test_one_framework_never_stops_the_next(fourteen_rows: dict[str, Row]) -> None:
+    assert len(fourteen_rows) == 14
+    assert fourteen_rows["torchtitan, experts"].status == "pass"
+
+
+def test_a_framework_that_crashed_fails(fourteen_rows: dict[str, Row]) -> None:
+    row = fourteen_rows["DDP"]
+    assert (row.status, row.found) == ("fail", "rank 3: NCCL error")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("FSDP1", "GPU 1 is hot"), ("Trainer", "its operators are not seen (2x)")]
+)
+def test_a_framework_that_cannot_be_judged_is_unknown(
+    fourteen_rows: dict[str, Row], name: str, reason: str
+) -> None:
+    assert fourteen_rows[name].status == "unknown"
+    assert fourteen_rows[name].found.endswith(reason)
+
+
+def test_replayed_steps_need_not_be_counted(fourteen_rows: dict[str, Row]) -> None:
+    graphs = fourteen_rows["torchtitan, CUDA graphs"]
     assert (graphs.status, graphs.found.partition("; ")[2]) == ("pass", "replayed steps are not counted")
-    assert rows["nanotron"].found.endswith("in all; rank 2 died after its report was written")
-    assert rows["accelerate, tensor parallel"].found == "not run: accelerate refuses it"
-    assert rows["torchtitan, experts"].status == "pass"
+
+
+def test_a_rank_that_died_late_is_noted(fourteen_rows: dict[str, Row]) -> None:
+    reason = "in all; rank 2 died after its report was written"
+    assert fourteen_rows["nanotron"].found.endswith(reason)
+
+
+def test_a_framework_that_refuses_is_not_run(fourteen_rows: dict[str, Row]) -> None:
+    assert fourteen_rows["accelerate, tensor parallel"].found == "not run: accelerate refuses it"
 
 
 @pytest.mark.usefixtures("torch_for_cpus")
-def test_what_this_machine_cannot_run_is_no_success() -> None:
+def test_frameworks_that_cannot_run_here_are_unknown() -> None:
     rows = by_check(framework_rows(make_night(machine=make_gpu_machine(count=1), size="full")))
     assert {row.status for row in rows.values()} == {"unknown"}
     assert all(row.found.startswith("not run: ") for row in rows.values()), "torch here has no CUDA"

@@ -88,7 +88,7 @@ def test_a_directory_that_cannot_be_created_is_named() -> None:
         make_night().new_directory("spread")
 
 
-def test_what_did_not_run_is_no_success() -> None:
+def test_a_check_that_did_not_run_is_unknown() -> None:
     assert not_run("image", "none") == unknown("image", "not run: none")
 
 

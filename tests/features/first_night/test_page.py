@@ -2,6 +2,7 @@
 
 import pytest
 
+from perfsuite.case.hardware import Machine
 from perfsuite.doctor.rows import Row, failed, passed, unknown
 from perfsuite.features.first_night.night import not_run
 from perfsuite.features.first_night.page import answer, render
@@ -19,8 +20,9 @@ def whole(*rows: Row, step: str = "cases") -> object:
     return make_record(make_result(step, *rows), *others, machine=GPUS, size="full")
 
 
-def test_sections_answer_the_questions_of_a_first_night() -> None:
-    page = render(
+@pytest.fixture(scope="module")
+def page_of_a_night() -> str:
+    return render(
         make_record(
             make_result(
                 "machine",
@@ -35,8 +37,19 @@ def test_sections_answer_the_questions_of_a_first_night() -> None:
             size="full",
         )
     )
-    sections = {part.partition("\n")[0]: part for part in page.split("\n## ")}
-    assert [*sections][1:] == [
+
+
+def sections_of(page: str) -> dict[str, str]:
+    """Return the sections of the page by their headings."""
+    return {part.partition("\n")[0]: part for part in page.split("\n## ")}
+
+
+def test_a_page_names_the_machine(page_of_a_night: str) -> None:
+    assert "8 x NVIDIA H100 80GB HBM3 (h100-80gb-sxm)" in page_of_a_night
+
+
+def test_a_page_has_a_section_for_each_question(page_of_a_night: str) -> None:
+    assert [*sections_of(page_of_a_night)][1:] == [
         "Topology",
         "Spread of the GPUs",
         "Noise, and the smallest change",
@@ -45,21 +58,32 @@ def test_sections_answer_the_questions_of_a_first_night() -> None:
         "Baselines",
         "All checks",
     ]
-    assert "NV18" in sections["Topology"]
-    assert "700 to 710" in sections["Spread of the GPUs"]
-    assert "0.3% between" in sections["Noise, and the smallest change"]
-    assert "| machine | ECC | fail |" in sections["Problems"]
-    assert "not run: no image was given" in sections["Refused or not run"]
-    assert "fsdp2-llama" in sections["Baselines"]
-    assert "8 x NVIDIA H100 80GB HBM3 (h100-80gb-sxm)" in page
-    assert "### faults: " in sections["All checks"]
-    assert "Not begun." in sections["All checks"]
 
 
-def test_what_was_not_seen_is_said_so() -> None:
-    page = render(make_record())
-    for words in ("The links were not seen", "The noise was not measured", "no baseline is fit to accept"):
-        assert words in page
+@pytest.mark.parametrize(
+    ("section", "text"),
+    [
+        ("Topology", "NV18"),
+        ("Spread of the GPUs", "700 to 710"),
+        ("Noise, and the smallest change", "0.3% between"),
+        ("Problems", "| machine | ECC | fail |"),
+        ("Refused or not run", "not run: no image was given"),
+        ("Baselines", "fsdp2-llama"),
+        ("All checks", "### faults: "),
+        ("All checks", "Not begun."),
+    ],
+)
+def test_sections_answer_the_questions_of_a_first_night(
+    page_of_a_night: str, section: str, text: str
+) -> None:
+    assert text in sections_of(page_of_a_night)[section]
+
+
+@pytest.mark.parametrize(
+    "words", ["The links were not seen", "The noise was not measured", "no baseline is fit to accept"]
+)
+def test_names_measurements_that_are_missing(words: str) -> None:
+    assert words in render(make_record())
 
 
 @pytest.mark.parametrize(
@@ -100,19 +124,23 @@ def test_a_cpu_is_one_device_with_cores() -> None:
     assert "\nTest CPU, 2 cores (cpu-test-2c), perfsuite" in render(make_record())
 
 
-def test_gpus_that_were_not_compared_have_no_spread() -> None:
-    """A check that did not run is listed in a separate section."""
-    result = make_result("machine", not_run("nccl-tests", "it needs two GPUs"))
-    for machine, said in (
+@pytest.mark.parametrize(
+    ("machine", "sentence"),
+    [
         (make_machine(), "This machine has no GPU that could be compared."),
         (GPUS, "The GPUs were not compared."),
-    ):
-        page = render(make_record(result, machine=machine))
-        assert f"## Spread of the GPUs\n\n{said}\n" in page
-        assert "| machine | nccl-tests | unknown |" in page.partition("## Refused or not run")[2]
+    ],
+    ids=["cpu", "gpus"],
+)
+def test_gpus_that_were_not_compared_have_no_spread(machine: Machine, sentence: str) -> None:
+    """A check that did not run is listed in a separate section."""
+    result = make_result("machine", not_run("nccl-tests", "it needs two GPUs"))
+    page = render(make_record(result, machine=machine))
+    assert f"## Spread of the GPUs\n\n{sentence}\n" in page
+    assert "| machine | nccl-tests | unknown |" in page.partition("## Refused or not run")[2]
 
 
-def test_text_of_others_is_no_markup() -> None:
+def test_markup_in_found_text_is_escaped() -> None:
     page = render(make_record(make_result("machine", failed("torch", "a | b\n<script>"))))
     assert "<script>" not in page
     assert "a &#124; b" in page

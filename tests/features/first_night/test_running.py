@@ -31,7 +31,7 @@ from perfsuite.launch.quiet import gpu_users
 from perfsuite.node.machine import detect_here
 from tests.features.first_night.nights import make_night, make_record, make_result, make_step
 from tests.node.fake_nvml import Nvml, NVMLError
-from tests.samples import make_gpu_machine
+from tests.samples import known, make_gpu_machine
 
 GIB = 2**30
 EMPTY = SimpleNamespace(total=80 * GIB, used=0)
@@ -183,22 +183,29 @@ def on_machine(
 
 
 def test_a_gpu_that_falls_off_the_bus_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert on_machine(monkeypatch, Nvml(IDLE, IDLE)) is None
-    row = on_machine(monkeypatch, Nvml(IDLE))
-    assert row is not None
+    row = known(on_machine(monkeypatch, Nvml(IDLE)))
     assert row.found == (
         "not run: the machine has changed: it had 2 x h100-80gb-sxm, and now has 1 x h100-80gb-sxm"
     )
-    lost = on_machine(monkeypatch, Nvml(IDLE, {**IDLE, "nvmlDeviceGetName": NVMLError("GPU is lost")}))
-    assert lost is not None
-    assert lost.found.startswith("not run: GPU 1 (00000000:1C:00.0) cannot be read: GPU is lost")
-    gone = on_machine(monkeypatch, Nvml(init=NVMLError("Driver Not Loaded")))
-    assert gone is not None
-    assert gone.found.endswith("and now has no GPU")
+
+
+def test_a_gpu_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = {**IDLE, "nvmlDeviceGetName": NVMLError("GPU is lost")}
+    row = known(on_machine(monkeypatch, Nvml(IDLE, lost)))
+    assert row.found.startswith("not run: GPU 1 (00000000:1C:00.0) cannot be read: GPU is lost")
+
+
+def test_a_machine_that_lost_its_driver_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = known(on_machine(monkeypatch, Nvml(init=NVMLError("Driver Not Loaded"))))
+    assert row.found.endswith("and now has no GPU")
+
+
+def test_an_unchanged_machine_is_not_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert on_machine(monkeypatch, Nvml(IDLE, IDLE)) is None
     assert machine_problem(make_night(), make_step("spread")) is None, "a CPU machine has no GPUs to lose"
 
 
-def test_nvml_without_an_answer_is_no_success() -> None:
+def test_a_step_is_not_run_without_an_answer_of_nvml() -> None:
     def silent() -> Machine:
         raise MachineError("NVML did not answer within 30 s")
 
@@ -228,7 +235,7 @@ def test_idle_gpus_have_the_names_that_the_user_gave(monkeypatch: pytest.MonkeyP
     assert "idle" not in running._instead(["2 GiB of GPU 0 held by x"], 1)
 
 
-def test_nvml_that_falls_silent_while_waiting_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_not_run_if_nvml_falls_silent_while_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(devices: int) -> list[str]:
         raise MachineError("NVML did not answer within 30 s")
 
@@ -236,18 +243,23 @@ def test_nvml_that_falls_silent_while_waiting_is_no_success(monkeypatch: pytest.
     assert row == not_run("spread", "NVML did not answer within 30 s")
 
 
+BUSY = not_run("spread", "40.0 GiB of GPU 0 held by python (pid 7)")
+LATE = make_result("spread", not_run("spread", "the time is used up"), is_complete=False)
+
+
 def test_a_repeated_step_that_is_refused_keeps_its_result() -> None:
-    busy = not_run("spread", "40.0 GiB of GPU 0 held by python (pid 7)")
     earlier = make_result("spread", passed("noise", "1%"))
     saved = Saved()
-    how = saved.how(problem=lambda *_: busy)
+    how = saved.how(problem=lambda *_: BUSY)
     record = run_steps(make_night(), make_record(earlier), [make_step("spread")], how)
     assert record.results == (earlier,)
-    assert saved.shown == [("spread", busy)]
-    late = make_result("spread", not_run("spread", "the time is used up"), is_complete=False)
-    for before in (make_record(), make_record(late)):
-        again = run(make_step("spread"), record=before, problem=lambda *_: busy)
-        assert only_row(again, "spread") == busy, "a refusal is not a result to keep"
+    assert saved.shown == [("spread", BUSY)]
+
+
+@pytest.mark.parametrize("before", [make_record(), make_record(LATE)], ids=["no result", "a refusal"])
+def test_a_refusal_is_not_a_result_to_keep(before: FirstNight) -> None:
+    again = run(make_step("spread"), record=before, problem=lambda *_: BUSY)
+    assert only_row(again, "spread") == BUSY
 
 
 def test_the_wait_for_others_is_a_part_of_the_budget() -> None:
@@ -290,18 +302,18 @@ def heeded_signals() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("heeded_signals")
-def test_signals_that_end_a_job_become_exceptions() -> None:
-    def receive(number: int) -> None:
+@pytest.mark.parametrize("number", running.ENDED_BY, ids=lambda number: signal.Signals(number).name)
+def test_signals_that_end_a_job_become_exceptions(number: int) -> None:
+    def receive() -> None:
         with ends_with_results():
             os.kill(os.getpid(), number)
             time.sleep(5)
 
-    for number in running.ENDED_BY:
-        before = signal.getsignal(number)
-        with pytest.raises(SystemExit) as left:
-            receive(number)
-        assert left.value.code == 128 + number
-        assert signal.getsignal(number) == before
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as left:
+        receive()
+    assert left.value.code == 128 + number
+    assert signal.getsignal(number) == before
 
 
 def test_no_limit_is_left_behind() -> None:

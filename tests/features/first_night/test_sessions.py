@@ -180,7 +180,7 @@ def test_a_complete_step_begins_anew() -> None:
     assert fake.asked == [IDS[:2], IDS[:2]]
 
 
-def test_a_case_without_a_result_is_no_success() -> None:
+def test_a_case_without_a_result_fails() -> None:
     fake = FakePytest(IDS[:2], lost=IDS[:1])
     assert statuses(fake.rows()) == {REACHED: "unknown", IDS[0]: "fail", IDS[1]: "pass"}
     assert len(fake.asked) == 3, "it ends"
@@ -262,7 +262,7 @@ def test_without_cases_it_says_how_to_write_them() -> None:
     assert marker_of(make_night().machine) == "cpu"
 
 
-def test_what_pytest_refuses_is_not_run() -> None:
+def test_cases_that_pytest_refuses_are_not_run() -> None:
     Path("pytest.py").write_text("raise SystemExit(5)  # no tests collected")
     (row,) = case_rows(make_night())
     assert row.found.startswith("not run: pytest selects no case: bench_cases -m cpu ")

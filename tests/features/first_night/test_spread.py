@@ -36,7 +36,7 @@ def test_shows_rates_noise_counts_and_cores() -> None:
 
 
 @pytest.mark.parametrize(("size", "is_said"), [("simulated", True), ("tiny", False)])
-def test_noise_of_simulated_training_says_so(size: str, is_said: bool) -> None:
+def test_only_simulated_noise_is_marked_as_such(size: str, is_said: bool) -> None:
     measure: Any = lambda *arguments: (make_launches(1.0, 1.01, 0.99), RECORDED)  # noqa: E731
     row = by_check(spread_rows(make_night(size=size, measure=measure)))["noise"]
     assert "so the gate now finds drops of " in row.found
@@ -57,16 +57,34 @@ def cores_of(*cores: str | None, root: Path, machine: Machine = GPUS) -> Row:
     return cores_row(reports, machine, root=root)
 
 
-def test_ranks_that_share_all_cores_are_named(tmp_path: Path) -> None:
-    two_nodes = tmp_path / "two"
-    write_numa_nodes(two_nodes, {0}, {1})
-    apart = cores_of("0-47", "48-95", root=two_nodes)
+@pytest.fixture
+def two_sockets(tmp_path: Path) -> Path:
+    root = tmp_path / "two"
+    write_numa_nodes(root, {0}, {1})
+    return root
+
+
+def test_ranks_with_cores_of_their_own_pass(two_sockets: Path) -> None:
+    apart = cores_of("0-47", "48-95", root=two_sockets)
     assert (apart.status, apart.found) == ("pass", "0-47: rank 0; 48-95: rank 1")
-    assert cores_of("0-95", "0-95", root=two_nodes).status == "unknown"
-    assert cores_of("0-47", None, root=two_nodes).status == "unknown"
-    assert cores_of(root=two_nodes).found == "no rank reported its cores"
+
+
+@pytest.mark.parametrize("cores", [("0-95", "0-95"), ("0-47", None)], ids=["shared", "not reported"])
+def test_ranks_that_share_all_cores_are_unknown(two_sockets: Path, cores: tuple[str | None, ...]) -> None:
+    assert cores_of(*cores, root=two_sockets).status == "unknown"
+
+
+def test_ranks_that_report_no_cores_are_named(two_sockets: Path) -> None:
+    assert cores_of(root=two_sockets).found == "no rank reported its cores"
+
+
+def test_ranks_may_share_the_cores_of_one_socket(tmp_path: Path) -> None:
     write_numa_nodes(tmp_path, {0, 1})
-    assert cores_of("0-95", "0-95", root=tmp_path).status == "pass", "there is only one socket"
+    assert cores_of("0-95", "0-95", root=tmp_path).status == "pass"
+
+
+def test_cores_are_compared_only_on_gpus(tmp_path: Path) -> None:
+    write_numa_nodes(tmp_path, {0, 1})
     on_a_cpu = cores_of("0-1", root=tmp_path, machine=make_machine())
     assert on_a_cpu.found.startswith("not run: ")
 

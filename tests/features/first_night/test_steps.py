@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from perfsuite.doctor.rows import passed
+from perfsuite.features.first_night.cases import Size
 from perfsuite.features.first_night.steps import NAMES, STEPS, machine_rows, selftest_rows
 from tests.features.first_night.nights import by_check, make_night
 from tests.samples import make_gpu_machine
@@ -12,17 +13,23 @@ from tests.samples import make_gpu_machine
 BUDGET_MIN = 120  # the whole time of a first night
 
 
-def test_the_steps_leave_time_for_cases() -> None:
-    """The step `cases` gets the time that the other steps leave. Its own time depends on the cases."""
+def test_the_steps_have_an_order() -> None:
     assert NAMES == ("machine", "selftest", "spread", "faults", "frameworks", "container", "cores", "cases")
-    for size in ("full", "tiny", "simulated"):
-        expected = [step.minutes[size][0] for step in STEPS if step.name != "cases"]
-        assert sum(expected) <= BUDGET_MIN - 30
-        assert all(step.minutes[size][0] < step.minutes[size][1] for step in STEPS)
     assert [step.name for step in STEPS if not step.needs_quiet] == ["machine"]
 
 
-def test_the_doctor_examines_what_nvidia_smi_describes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", ["full", "tiny", "simulated"])
+def test_the_steps_leave_time_for_cases(size: Size) -> None:
+    """The step `cases` gets the time that the other steps leave. Its own time depends on the cases."""
+    expected = [step.minutes[size][0] for step in STEPS if step.name != "cases"]
+    assert sum(expected) <= BUDGET_MIN - 30
+    assert all(step.minutes[size][0] < step.minutes[size][1] for step in STEPS)
+
+
+@pytest.mark.parametrize(("size", "is_quick"), [("full", False), ("simulated", True)])
+def test_the_doctor_examines_what_nvidia_smi_describes(
+    monkeypatch: pytest.MonkeyPatch, size: Size, is_quick: bool
+) -> None:
     asked: list[bool] = []
 
     def examine(machine: Any, *, quick: bool, load_command: Any, say: Any) -> Any:
@@ -30,11 +37,9 @@ def test_the_doctor_examines_what_nvidia_smi_describes(monkeypatch: pytest.Monke
         return [passed("all_reduce_gb_s", "170 over 8 GPUs")]
 
     monkeypatch.setenv("PATH", "/nowhere")
-    for size in ("full", "simulated"):
-        night = make_night(machine=make_gpu_machine(), size=size)
-        rows = by_check(machine_rows(night, examine=examine))
-        assert [*rows] == ["topology", "all_reduce_gb_s", "nccl-tests"]
-    assert asked == [False, True]
+    rows = by_check(machine_rows(make_night(machine=make_gpu_machine(), size=size), examine=examine))
+    assert [*rows] == ["topology", "all_reduce_gb_s", "nccl-tests"]
+    assert asked == [is_quick]
 
 
 @pytest.mark.parametrize(("size", "checks"), [("tiny", ["time", "count"]), ("simulated", ["time"])])

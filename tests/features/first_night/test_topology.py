@@ -71,7 +71,7 @@ def test_summarizes_the_links_and_keeps_the_report(tools: Path) -> None:
         (("sleep 60",), "not run: nvidia-smi topo -m: no answer in 1 s"),
     ],
 )
-def test_a_missing_or_silent_tool_is_no_success(tools: Path, lines: tuple[str, ...], said: str) -> None:
+def test_a_missing_or_silent_tool_is_unknown(tools: Path, lines: tuple[str, ...], said: str) -> None:
     if lines:
         executable(tools / "nvidia-smi", *lines)
     row = rows(deadline_s=1)["topology"]

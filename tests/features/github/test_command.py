@@ -1,7 +1,7 @@
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,15 +91,24 @@ def test_check_is_green_if_all_was_judged(results: list[Measurement], meaning: s
     assert conclusion([make_session_file(*results)]) == meaning
 
 
-@pytest.mark.parametrize("status", ["interrupted", "running"])
-def test_unfinished_session_is_never_green(on_pull_request: Gh, status: str) -> None:
+WORDS_OF_STATUS = {"interrupted": "interrupted", "running": "running or killed"}
+
+
+def test_a_finished_session_is_green(on_pull_request: Gh) -> None:
     assert answer(GOOD).endswith("success")
+
+
+@pytest.mark.parametrize("status", WORDS_OF_STATUS)
+def test_unfinished_session_is_never_green(status: str) -> None:
     cut_short = make_session_file(GOOD, status=status)
     assert conclusion([cut_short]) == conclusion([make_session_file(GOOD), cut_short]) == "neutral"
     assert conclusion([make_session_file(SLOW, status=status)]) == "failure"
-    documents.write(Path("cut.json"), cut_short)
+
+
+@pytest.mark.parametrize(("status", "word"), WORDS_OF_STATUS.items())
+def test_a_comment_names_an_unfinished_session(on_pull_request: Gh, status: str, word: str) -> None:
+    documents.write(Path("cut.json"), make_session_file(GOOD, status=status))
     run("github", "comment", "cut.json", "--run-url", URL)
-    word = {"interrupted": "interrupted", "running": "running or killed"}[status]
     assert check_of(on_pull_request)["conclusion"] == "neutral"
     assert check_of(on_pull_request)["output"]["title"] == f"{word}, 1 passed"
     assert f"## perfsuite: {word}, 1 passed" in on_pull_request.calls
@@ -157,7 +166,7 @@ def test_merge_into_base_measured_its_second_parent(on_pull_request: Gh) -> None
     assert check_of(on_pull_request)["head_sha"] == OLDER
 
 
-def test_merge_inside_the_pull_request_is_itself(on_pull_request: Gh) -> None:
+def test_a_merge_inside_a_pull_request_is_checked_itself(on_pull_request: Gh) -> None:
     on_pull_request.knows_commit(OLDER, HEAD)
     answer(GOOD, commit=COMMIT)
     assert check_of(on_pull_request)["head_sha"] == COMMIT
@@ -172,7 +181,7 @@ def test_a_commit_of_another_branch_gets_no_check(on_pull_request: Gh, parents: 
     assert "check-runs" not in on_pull_request.calls
 
 
-def test_asks_for_an_unknown_measured_commit(on_pull_request: Gh) -> None:
+def test_refuses_results_of_an_unclear_commit(on_pull_request: Gh) -> None:
     assert "the results are of commit None, but a check needs the one commit" in answer(
         GOOD, commit=None, status=2
     )
@@ -187,14 +196,20 @@ def test_asks_for_an_unknown_measured_commit(on_pull_request: Gh) -> None:
 MARK = "<!-- perfsuite: comment x -->"
 
 
-def test_quoted_text_mentions_nobody() -> None:
-    evil = "@octocat <script> </details> #1 <!-- ``` [a](http://b)"
-    text = commented([make_session_file(crashed(evil))], URL, MARK)
-    assert "@\u200boctocat" in text
-    for markup in ("@octocat", "&#64;octocat", "<script", "#1 ", "&#35;1", "```", "[a]("):
-        assert markup not in text
-    assert text.count("<!--") == 1
-    assert text.count("<details>") == text.count("</details>")
+QUOTED = commented(
+    [make_session_file(crashed("@octocat <script> </details> #1 <!-- ``` [a](http://b)"))], URL, MARK
+)
+
+
+@pytest.mark.parametrize("markup", ["@octocat", "&#64;octocat", "<script", "#1 ", "&#35;1", "```", "[a]("])
+def test_quoted_text_mentions_nobody(markup: str) -> None:
+    assert markup not in QUOTED
+
+
+def test_quoted_text_keeps_its_words_and_our_markup() -> None:
+    assert "@\u200boctocat" in QUOTED
+    assert QUOTED.count("<!--") == 1
+    assert QUOTED.count("<details>") == QUOTED.count("</details>")
 
 
 def test_cut_comment_closes_its_folds() -> None:
@@ -208,7 +223,7 @@ def test_cut_comment_closes_its_folds() -> None:
     assert text.endswith(f"\nThe rest is left out.\n</details>\n\n[The job]({URL})\n{MARK}")
 
 
-def test_what_cannot_be_answered_is_told(on_pull_request: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_says_why_it_cannot_answer(on_pull_request: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
     (on_pull_request.program.parent / "answer").write_text("Not logged in")
     assert "gh pr view did not print JSON" in answer(GOOD, status=2)
     monkeypatch.setenv("GITHUB_REF", "refs/heads/main")
@@ -238,23 +253,37 @@ def committed() -> str:
     return git(Path(), "show", "--name-only", "--format=", "HEAD")
 
 
-def test_new_baselines_become_a_pull_request(clone: Path, gh: Gh) -> None:
+@pytest.fixture
+def proposed(clone: Path, gh: Gh) -> str:
+    """Propose a new baseline and a table while a file of the user is staged. Return the output."""
     documents.write_text(NEW, "{}")
     documents.write_text(Path("out/before-after.txt"), "case\n```\n@octocat 1 -> 2")
     Path("mine").write_text("")
     git(clone, "add", "mine")
-    assert propose().endswith("https://example.org/made")
+    return propose()
+
+
+@pytest.mark.usefixtures("proposed")
+def test_only_new_baselines_are_committed(clone: Path) -> None:
     assert committed() == str(NEW)
     assert git(clone, "status", "--porcelain", "--untracked-files=no") == "A  mine"
+    assert git(clone, "show", "--no-patch", "--format=%s") == "Baselines of h100"
+
+
+def test_new_baselines_become_a_pull_request(clone: Path, gh: Gh, proposed: str) -> None:
+    assert proposed.endswith("https://example.org/made")
     branch = git(clone, "rev-parse", "--abbrev-ref", "HEAD")
     assert branch.startswith("baselines-h100-20")
     assert branch in git(clone, "ls-remote", "--heads", "origin")
-    assert git(clone, "show", "--no-patch", "--format=%s") == "Baselines of h100"
     assert f"pr create --title Baselines of h100 --body-file - --head {branch}\n" in gh.calls
+
+
+@pytest.mark.usefixtures("proposed")
+def test_a_pull_request_quotes_the_reason_and_the_table(gh: Gh) -> None:
     assert "torch 2.14, see @\u200boctocat\n\n````text\ncase\n```\n@octocat 1 -> 2\n````\n" in gh.calls
 
 
-def test_of_an_artifact_only_baselines_are_taken(clone: Path, gh: Gh, tmp_path: Path) -> None:
+def test_takes_only_baselines_from_an_artifact(clone: Path, gh: Gh, tmp_path: Path) -> None:
     """The artifact is not trusted, because the machine that measured might have run anybody's code."""
     secret = tmp_path / "secret"
     secret.write_text("the token")
@@ -273,20 +302,43 @@ def test_of_an_artifact_only_baselines_are_taken(clone: Path, gh: Gh, tmp_path: 
     assert "the token" not in gh.calls
 
 
-def test_pull_request_needs_changes_gh_and_a_reason(clone: Path, gh: Gh) -> None:
-    assert "nothing in baselines differs from the commit" in propose(status=2)
-    assert "there is no directory out/baselines" in propose("--measured", "out", status=2)
-    absolute = ("--measured", "out", "--baselines", str(clone.parent))
-    assert "give a path relative to the repository" in propose(*absolute, status=2)
-    for name, others in (("hardware", "--reason=x"), ("reason", "--hardware=h100")):
-        message = error_of("github", "propose", f"--{name}= ", others)
-        assert f"--{name} is empty: give the hardware that was measured, and the reason" in message
-    documents.write_text(NEW, "{}")
-    gh.program.unlink()
-    if shutil.which("gh") is None:
-        assert "gh, GitHub's command line, cannot be started" in propose(status=2)
+@pytest.fixture
+def refused(clone: Path, gh: Gh) -> Iterator[None]:
+    """Check that after the test, the branch is the same and that there is no pull request."""
+    yield
     assert git(clone, "branch", "--show-current") == "main"
     assert "pr create" not in gh.calls
+
+
+@pytest.mark.usefixtures("refused")
+def test_a_pull_request_needs_changes() -> None:
+    assert "nothing in baselines differs from the commit" in propose(status=2)
+
+
+@pytest.mark.usefixtures("refused")
+def test_a_pull_request_needs_measured_baselines() -> None:
+    assert "there is no directory out/baselines" in propose("--measured", "out", status=2)
+
+
+@pytest.mark.usefixtures("refused")
+def test_a_pull_request_needs_a_path_in_the_repository(clone: Path) -> None:
+    absolute = ("--measured", "out", "--baselines", str(clone.parent))
+    assert "give a path relative to the repository" in propose(*absolute, status=2)
+
+
+@pytest.mark.usefixtures("refused")
+@pytest.mark.parametrize(("name", "others"), [("hardware", "--reason=x"), ("reason", "--hardware=h100")])
+def test_a_pull_request_needs_hardware_and_a_reason(name: str, others: str) -> None:
+    message = error_of("github", "propose", f"--{name}= ", others)
+    assert f"--{name} is empty: give the hardware that was measured, and the reason" in message
+
+
+@pytest.mark.usefixtures("refused")
+@pytest.mark.skipif(shutil.which("gh") is not None, reason="gh is installed")
+def test_a_pull_request_needs_gh(gh: Gh) -> None:
+    documents.write_text(NEW, "{}")
+    gh.program.unlink()
+    assert "gh, GitHub's command line, cannot be started" in propose(status=2)
 
 
 def test_a_block_of_code_ends_where_it_should() -> None:

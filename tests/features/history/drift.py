@@ -116,7 +116,7 @@ def first(detect: Detector, series: Sequence[float], right: Callable[[int], bool
     return math.inf
 
 
-def told(delays_found: Sequence[float]) -> str:
+def summary(delays_found: Sequence[float]) -> str:
     """Return a text with the median, the 95th percentile, and the share of changes that are never found."""
     high = (
         quantiles(delays_found, n=20)[-1]
@@ -153,10 +153,10 @@ def rows(detectors: Sequence[Detector], count: int) -> Iterator[list[str]]:
     """Yield the rows of the table. Each has a cell for each detector."""
     yield ["false alarm within a year", *(f"{false_alarms(detect, count):.0%}" for detect in detectors)]
     for noise, step in STEPS:
-        cells = [told(delays(detect, count, noise, step)) for detect in detectors]
+        cells = [summary(delays(detect, count, noise, step)) for detect in detectors]
         yield [f"step of {step:.0%}, noise {noise:.1%}", *cells]
     for noise in (0.005, 0.01, 0.02):
-        cells = [told(drift_delays(detect, count, noise)) for detect in detectors]
+        cells = [summary(drift_delays(detect, count, noise)) for detect in detectors]
         yield [f"drift of {DRIFT_PER_WEEK:.1%} a week, noise {noise:.1%}", *cells]
 
 

@@ -34,9 +34,12 @@ def in_store(session: str, *, commit: str | None = COMMIT, inject: str | None = 
     return write_session(Path(".perfsuite/runs", session), result, commit=commit, started_at=started_at)
 
 
-def test_add_takes_only_new_sessions() -> None:
+def test_names_a_store_or_history_without_a_session() -> None:
     assert "no session in .perfsuite/runs: measure first (pytest bench_cases)" in error_of("add")
     assert "no history in .perfsuite/history" in error_of("list")
+
+
+def test_add_takes_only_new_sessions() -> None:
     in_store("01")
     assert "added: .perfsuite/history/cpu-test-2c/" in invoke("add").output
     in_store("02")
@@ -74,40 +77,74 @@ def test_failures_refuses_unknown_hardware() -> None:
     assert ".perfsuite/history has no session on h1000*. See: perfsuite history list" in said
 
 
-def test_failures_shows_later_retractions() -> None:
+LATER = "2026-01-02 0123abcd"
+
+
+@pytest.fixture
+def four_nights() -> None:
+    """Add four nights: a failure in shadow mode, a pass that takes it back, a failure, and another pass."""
     good = make_result(RUN, before=None, judged_by="a")
     good = good.replace(verdict=good.verdict.replace(outcome="passed"))
     slow = good.replace(verdict=good.verdict.replace(outcome="regressed"))
     for day, result in enumerate((slow.replace(shadow=True), good, slow, good.replace(judged_by="b")), 1):
         started_at = f"2026-01-0{day}T00:00:00+00:00"
         invoke("add", write_session(Path(f"night-{day}"), result, started_at=started_at))
+
+
+@pytest.mark.usefixtures("four_nights")
+def test_failures_shows_later_retractions() -> None:
     _, first, second, total = invoke("failures").output.splitlines()
     start = f"cpu-test-2c {make_case().id} 2026-01-0"
-    later = "2026-01-02 0123abcd"
-    assert commands.flat(first) == f"{start}1 0123abcd regressed (shadow) {later}"
+    assert commands.flat(first) == f"{start}1 0123abcd regressed (shadow) {LATER}"
     assert commands.flat(second) == f"{start}3 0123abcd regressed no"
     assert total.startswith("1 failure in 4 sessions, and 1 more in shadow mode. In 1 of these failures,")
+
+
+@pytest.mark.usefixtures("four_nights")
+def test_failures_prints_json() -> None:
     back, kept = commands.rows(invoke("failures", "--json").stdout)
-    assert (back["verdict"], back["taken_back"], kept["taken_back"]) == ("regressed (shadow)", later, None)
+    assert (back["verdict"], back["taken_back"], kept["taken_back"]) == ("regressed (shadow)", LATER, None)
+
+
+@pytest.mark.usefixtures("four_nights")
+def test_failures_refuses_an_unknown_case() -> None:
     unknown = invoke("failures", "--case", "nosuch*", status=2).output
     assert "has no case that matches 'nosuch*'. See: perfsuite history list" in " ".join(unknown.split())
+
+
+@pytest.mark.usefixtures("four_nights")
+def test_failures_can_begin_at_a_day() -> None:
     none = invoke("failures", "--since", "2026-01-04").output
     assert none.startswith("0 failures in 1 session, and 0 more in shadow mode")
 
 
-def test_list_shows_newest_figures() -> None:
+@pytest.fixture
+def two_days() -> None:
+    """Add a session of each of two days."""
     for day in ("01", "02"):
         in_store(day)
     invoke("add")
+
+
+@pytest.mark.usefixtures("two_days")
+def test_list_shows_newest_figures() -> None:
     _, line = invoke("list").output.splitlines()
     days = "2026-01-01 0123abcd 2026-01-02 0123abcd"
     assert commands.flat(line) == f"cpu-test-2c {make_case().id} 2 {days} 250.0 64.0 MiB 2 recorded"
+
+
+@pytest.mark.usefixtures("two_days")
+def test_list_prints_json() -> None:
     (row,) = commands.rows(invoke("list", "--json").stdout)
     assert (row["case"], row["step_s_p50"], row["verdicts"]) == (make_case().id, 0.25, {"recorded": 2})
     assert (row["sessions"], row["peak_memory_bytes"]) == (2, 64 * 2**20)
     assert commands.rows(invoke("list", "--json", "--case=nope*").stdout) == []
-    for option in ("--since=2026-02-01", "--case=nope*", "--hardware-class=h100*"):
-        assert "no case in .perfsuite/history matches" in invoke("list", option).output
+
+
+@pytest.mark.usefixtures("two_days")
+@pytest.mark.parametrize("option", ["--since=2026-02-01", "--case=nope*", "--hardware-class=h100*"])
+def test_list_says_if_no_case_matches(option: str) -> None:
+    assert "no case in .perfsuite/history matches" in invoke("list", option).output
 
 
 def test_history_is_pushed_and_pulled_by_branch(clone: Path) -> None:
@@ -153,7 +190,7 @@ def test_pull_never_loses_local_files(clone: Path) -> None:
     assert all(file.exists() for file in mine)
 
 
-def test_first_night_that_keeps_nothing_passes(clone: Path) -> None:
+def test_a_first_night_may_keep_nothing(clone: Path) -> None:
     said = invoke("push", in_store("01", commit=None)).output
     assert "nothing to keep in .perfsuite/runs/01/results.json" in said
     assert "nothing was pushed: perfsuite-history is created with the first result that can be kept" in said
@@ -175,16 +212,22 @@ def test_add_says_that_a_session_did_not_end(tmp_path: Path) -> None:
     assert f"{file}: The session was interrupted" in invoke("add", file).output
 
 
-def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for words, needs in (
+@pytest.mark.parametrize(
+    ("words", "needs"),
+    [
         (["trend"], "to find trends: it needs the package numpy"),
         (["publish", "--out", "out"], "to publish a history: it needs the package asv"),
-    ):
-        result = commands.run("history", *words, status=2)
-        assert result.stdout == ""
-        install = "which is not installed: pip install 'perfsuite[history]'"
-        assert result.stderr == f"perfsuite history: {needs}, {install}\n"
+    ],
+    ids=["trend", "publish"],
+)
+def test_missing_package_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], needs: str
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    result = commands.run("history", *words, status=2)
+    assert result.stdout == ""
+    install = "which is not installed: pip install 'perfsuite[history]'"
+    assert result.stderr == f"perfsuite history: {needs}, {install}\n"
 
 
 def test_publish_names_numpy_if_only_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

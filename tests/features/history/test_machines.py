@@ -54,7 +54,7 @@ def one_regressed(case: int, night: int) -> Level:
     return Level(step_s=math.exp(node(night)) * (1 + 0.03 * (case == 0 and night >= 30)))
 
 
-def found(
+def trend_of(
     of_levels: Callable[[int, int], Level] = levels,
     reference: Callable[[int], StoredReference | None] = reference_of,
     cases: int = len(CASES),
@@ -74,18 +74,18 @@ def only(drifts: tuple[Drift, ...]) -> Drift:
     return drifts[0]
 
 
-def test_another_node_is_a_step_of_no_case() -> None:
-    result = found()
+def test_another_node_changes_no_case() -> None:
+    result = trend_of()
     assert result.findings == ()
     assert result.series == 2 * len(CASES)
 
 
-def test_without_a_reference_it_is_one_of_every_case() -> None:
-    assert len(found(reference=lambda night: None).findings) == len(CASES)
+def test_without_a_reference_another_node_changes_every_case() -> None:
+    assert len(trend_of(reference=lambda night: None).findings) == len(CASES)
 
 
 def test_another_node_is_one_change_of_the_machine() -> None:
-    [change] = found(cases=3).machine
+    [change] = trend_of(cases=3).machine
     assert change.change.relative == pytest.approx(1 / (1 + SLOWER_NODE) - 1, abs=0.003)
     first = change.sentences()[0]
     assert first.startswith(f"the reference on {H100}: -3.")
@@ -93,7 +93,7 @@ def test_another_node_is_one_change_of_the_machine() -> None:
 
 
 def test_a_regression_is_found_beside_the_reference() -> None:
-    drift = only(found(one_regressed).findings)
+    drift = only(trend_of(one_regressed).findings)
     assert drift.case == CASES[0].id
     assert drift.change.relative == pytest.approx(1 / 1.03 - 1, abs=0.005)
     assert drift.measured == pytest.approx(1 / 1.03 - 1, abs=0.005)
@@ -109,19 +109,19 @@ def test_shows_the_measured_change_as_well() -> None:
     def faster(night: int) -> StoredReference:
         return reference_of(night, slower=-math.log(1.03) if night >= SWAPPED else 0.0)
 
-    drift = only(found(hidden, faster, cases=3).findings)
+    drift = only(trend_of(hidden, faster, cases=3).findings)
     assert drift.change.relative == pytest.approx(1 / 1.03 - 1, abs=0.004)
     assert drift.measured == pytest.approx(0, abs=0.003)
     assert drift.sentences()[0].endswith(f"relative to the reference, {drift.measured:+.1%} as measured")
 
 
 def test_without_a_reference_nothing_is_corrected() -> None:
-    finding = found(one_regressed, lambda night: None, cases=1).findings[-1]
+    finding = trend_of(one_regressed, lambda night: None, cases=1).findings[-1]
     assert finding.measured is None
     assert "reference" not in " ".join(finding.sentences())
 
 
-def test_new_baselines_are_no_change_of_the_machine() -> None:
+def test_new_baselines_do_not_change_the_machine() -> None:
     """Ten nights after the swap, new baselines are accepted.
 
     From then on, the reference is as fast as these baselines.
@@ -130,20 +130,20 @@ def test_new_baselines_are_no_change_of_the_machine() -> None:
     def renewed(night: int) -> StoredReference:
         return reference_of(night, slower=0.0, baselines="b") if night >= 30 else reference_of(night)
 
-    result = found(reference=renewed, cases=3)
+    result = trend_of(reference=renewed, cases=3)
     assert result.findings == ()
     assert len(result.machine) == 1
 
 
 def test_a_failed_reference_leaves_the_machine_as_it_was() -> None:
-    result = found(reference=lambda night: None if night % 5 == 4 else reference_of(night), cases=3)
+    result = trend_of(reference=lambda night: None if night % 5 == 4 else reference_of(night), cases=3)
     assert result.findings == ()
 
 
 @pytest.mark.parametrize(("slower", "is_accepted"), [(1.03, True), (1.0, False)])
 def test_a_baseline_of_the_new_node_is_corrected(slower: float, is_accepted: bool) -> None:
     """A baseline from the slower node accepts a regression of 3% only if it contains this regression."""
-    found(one_regressed, cases=1)
+    trend_of(one_regressed, cases=1)
     speed = TOKENS_PER_STEP / 0.1 / (1 + SLOWER_NODE) / slower
     figures = make_figures(tokens_per_s=speed)
     baseline = make_baseline(make_run(case=CASES[0], figures=figures))
@@ -153,7 +153,7 @@ def test_a_baseline_of_the_new_node_is_corrected(slower: float, is_accepted: boo
 
 
 def test_the_command_reports_the_machine_first() -> None:
-    found(one_regressed, cases=3)
+    trend_of(one_regressed, cases=3)
     printed = commands.run("history", "trend", "--history", HISTORY, status=1).stdout
     assert printed.index("the machine, not the code") < printed.index(CASES[0].id)
     assert printed.endswith("1 still worse, 0 others\n")

@@ -55,7 +55,7 @@ def test_charts_are_side_by_side_or_stacked(page: Browser, width: int, rows: int
 
 
 @pytest.mark.parametrize(("dark", "ground"), [(False, "rgb(255, 255, 255)"), (True, "rgb(17, 21, 26)")])
-def test_text_stands_out_from_its_ground(page: Browser, dark: bool, ground: str) -> None:
+def test_text_has_enough_contrast(page: Browser, dark: bool, ground: str) -> None:
     page.screen(1280, dark=dark)
     page.wait_for_frame()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == ground

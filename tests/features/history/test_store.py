@@ -49,12 +49,16 @@ def sessions_of(history: Path) -> list[StoredSession]:
     return [place.read(cases) for place in store.places(history)]
 
 
-def test_finds_a_session_by_class_commit_and_case(history: Path) -> None:
+def test_adding_names_the_file_by_class_commit_and_time(history: Path) -> None:
     added = add(history, kept(RUN, RUN))
     [written] = added.written
     assert (added.kept, added.was_added_before, added.left_out) == (1, False, [])
     assert written.parent == history / "cpu-test-2c" / COMMIT
     assert written.name.startswith("20260102T030405Z-")
+
+
+def test_finds_a_session_by_class_commit_and_case(history: Path) -> None:
+    add(history, kept(RUN, RUN))
     [session] = sessions_of(history)
     assert (session.hardware_class, session.commit, session.perfsuite) == ("cpu-test-2c", COMMIT, "0.1")
     [(name, case)] = store.read_cases(history).items()
@@ -116,13 +120,22 @@ def test_a_reference_that_showed_nothing_is_unknown(history: Path) -> None:
     assert [session.reference for session in sessions_of(history)] == [None]
 
 
-def test_changes_since_the_same_baselines_are_comparable() -> None:
-    def since(**baselines: str) -> StoredReference:
-        return StoredReference(change=0.0, interval=(0.0, 0.0), baselines=baselines)
+def since(**baselines: str) -> StoredReference:
+    return StoredReference(change=0.0, interval=(0.0, 0.0), baselines=baselines)
 
-    assert since(a="1", b="1").is_comparable(since(b="1", c="1"))
-    for other in (since(a="2", b="1"), since(c="1"), since()):
-        assert not since(a="1", b="1").is_comparable(other)
+
+@pytest.mark.parametrize(
+    ("other", "is_comparable"),
+    [
+        (since(b="1", c="1"), True),
+        (since(a="2", b="1"), False),
+        (since(c="1"), False),
+        (since(), False),
+    ],
+    ids=["one in common", "one differs", "none in common", "none"],
+)
+def test_changes_since_the_same_baselines_are_comparable(other: StoredReference, is_comparable: bool) -> None:
+    assert since(a="1", b="1").is_comparable(other) is is_comparable
 
 
 def test_changed_case_is_kept_beside_the_old(history: Path) -> None:
@@ -184,16 +197,20 @@ def test_diverged_histories_merge_by_copying(tmp_path: Path) -> None:
     assert of_a[both] == of_b[both]
 
 
-def test_without_a_clean_commit_nothing_is_kept(history: Path) -> None:
-    for changes, reason in (
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
         ({"commit": None}, "has no commit: run it in a git repository"),
         ({"dirty": True}, "uncommitted changes on 0123abcd: no commit has the measured code"),
-    ):
-        added = add(history, kept(RUN), **changes)
-        assert reason in added.left_out[0]
-        assert (added.written, added.kept) == ([], 0)
-        with pytest.raises(FileError, match=r"no history in .*\. Add sessions with: perfsuite history"):
-            store.places(history)
+    ],
+    ids=["no commit", "uncommitted"],
+)
+def test_without_a_clean_commit_nothing_is_kept(history: Path, changes: dict[str, Any], reason: str) -> None:
+    added = add(history, kept(RUN), **changes)
+    assert reason in added.left_out[0]
+    assert (added.written, added.kept) == ([], 0)
+    with pytest.raises(FileError, match=r"no history in .*\. Add sessions with: perfsuite history"):
+        store.places(history)
 
 
 def test_excludes_injected_and_failed_results(history: Path) -> None:

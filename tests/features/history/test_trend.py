@@ -72,35 +72,61 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_each_change_is_told_once_with_its_place(root: Path, whole_trend: Trend, commits: list[str]) -> None:
+def test_each_change_is_of_a_case_metric_and_class(whole_trend: Trend) -> None:
+    assert [(f.case, f.metric, f.hardware_class) for f in whole_trend.findings] == [
+        (SLOWER, "tokens/s", H100),
+        (LARGER, "peak memory", H100),
+    ]
+    assert (whole_trend.sessions, whole_trend.series, whole_trend.unplaced) == (NIGHTS, 6, {})
+
+
+def test_each_change_has_its_size(whole_trend: Trend) -> None:
     slower, larger = whole_trend.findings
-    assert (slower.case, slower.metric, slower.hardware_class) == (SLOWER, "tokens/s", H100)
-    assert (larger.case, larger.metric, larger.hardware_class) == (LARGER, "peak memory", H100)
     assert slower.change.relative == pytest.approx(1 / 1.03 - 1, abs=0.003)
     assert larger.change.relative == pytest.approx(0.02, abs=0.0001)
-    assert (whole_trend.sessions, whole_trend.series, whole_trend.unplaced) == (NIGHTS, 6, {})
+
+
+def test_a_clear_change_is_between_two_commits(whole_trend: Trend, commits: list[str]) -> None:
+    _, larger = whole_trend.findings
     assert (larger.first_commit, larger.last_commit) == (commits[49], commits[50])
     assert (larger.first_day, larger.last_day) == (date(2024, 2, 19), date(2024, 2, 20))
     assert larger.commits_between == 1
+
+
+def test_a_noisy_change_is_between_more_commits(whole_trend: Trend, commits: list[str]) -> None:
+    slower, _ = whole_trend.findings
     assert commits.index(slower.first_commit) < 40 <= commits.index(slower.last_commit)
     assert slower.last_day == date(2024, 2, 10)
+
+
+def test_each_change_names_changes_of_the_environment(whole_trend: Trend) -> None:
+    slower, larger = whole_trend.findings
     assert (slower.environment, larger.environment) == (("torch: 2.13.0 -> 2.14.0",), ())
+
+
+def test_without_a_repository_no_commits_are_counted(root: Path) -> None:
     by_time = trend(root / "history").findings
     assert [(f.case, f.commits_between) for f in by_time] == [(SLOWER, None), (LARGER, None)]
-    assert whole_trend.since == date(2023, 12, 1), "90 days before the newest session"
-    later = trend(root / "history", since=date(2024, 2, 20))
-    assert [f.case for f in later.findings] == [LARGER], "changes of earlier nights are not reported"
-    assert trend(root / "history", since=date(2024, 2, 21)).findings == ()
 
 
-def test_mended_regression_does_not_fail(root: Path, commits: list[str]) -> None:
+def test_a_trend_begins_90_days_before_the_newest_session(whole_trend: Trend) -> None:
+    assert whole_trend.since == date(2023, 12, 1)
+
+
+@pytest.mark.parametrize(("since", "cases"), [(date(2024, 2, 20), [LARGER]), (date(2024, 2, 21), [])])
+def test_changes_of_earlier_nights_are_not_reported(root: Path, since: date, cases: list[str]) -> None:
+    later = trend(root / "history", since=since)
+    assert [f.case for f in later.findings] == cases
+
+
+def test_a_fixed_regression_does_not_fail(root: Path, commits: list[str]) -> None:
     write_history(HISTORY, commits, CASES[:1], slower(0.05, 20, 40))
     judged = trend(HISTORY)
     assert [(f.worse, f.open) for f in judged.findings] == [(True, False), (False, False)]
     assert judged.failing == []
 
 
-def test_regression_mended_long_ago_is_not_reported(root: Path, commits: list[str]) -> None:
+def test_a_regression_fixed_long_ago_is_not_reported(root: Path, commits: list[str]) -> None:
     write_history(HISTORY, commits, CASES[:1], slower(0.05, 20, 40))
     few_days = timedelta(days=3)
     assert [f.case for f in trend(root / "history", period=few_days).findings] == [SLOWER, LARGER]
@@ -157,8 +183,9 @@ def keep_baseline(case: Case, day: str = "2024-02-28", **figures: Any) -> None:
     documents.write(BASELINES / H100 / f"{case.id}.json", kept)
 
 
-def test_newer_baseline_accepts_a_regression(root: Path) -> None:
-    for case, day, figures, is_open in (
+@pytest.mark.parametrize(
+    ("case", "day", "figures", "is_open"),
+    [
         (0, "2024-02-09", {"tokens_per_s": TOKENS_PER_STEP / 0.103}, True),
         (0, "2024-02-10", {"tokens_per_s": TOKENS_PER_STEP / 0.103}, False),
         (0, "2024-02-20", {"tokens_per_s": TOKENS_PER_STEP / 0.1}, True),
@@ -169,18 +196,29 @@ def test_newer_baseline_accepts_a_regression(root: Path) -> None:
         (1, "2024-02-25", {"peak_memory_bytes": 20.3e9}, False),
         (1, "2024-02-25", {"peak_memory_bytes": None, "tokens_per_s": 1.0}, True),
         (0, "2024-02-25", {"peak_memory_bytes": 1e15, "tokens_per_s": None}, True),
-    ):
-        keep_baseline(CASES[case], day, **figures)
-        judged = trend(root / "history", repo=root / "repo", baselines=BASELINES)
-        finding, other = judged.findings if case == 0 else judged.findings[::-1]
-        assert finding.case == CASES[case].id
-        assert (finding.open, finding.accepted) == (is_open, not is_open)
-        assert finding.state == ("worse" if is_open else "worse, accepted")
-        assert other.open, "it belongs to another case"
-        assert (finding in judged.failing) == is_open
-        documents.write_text(BASELINES / H100 / f"{CASES[case].id}.json", "{")
-    unread = trend(root / "history", baselines=BASELINES)
-    assert len(unread.failing) == 2, "an unreadable baseline accepts nothing"
+    ],
+    ids=[
+        *("older", "of the day", "of before", "too fast", "slow enough", "undated"),
+        *("too small", "large enough", "without memory", "without speed"),
+    ],
+)
+def test_newer_baseline_accepts_a_regression(
+    root: Path, case: int, day: str, figures: dict[str, Any], is_open: bool
+) -> None:
+    keep_baseline(CASES[case], day, **figures)
+    judged = trend(root / "history", repo=root / "repo", baselines=BASELINES)
+    finding, other = judged.findings if case == 0 else judged.findings[::-1]
+    assert finding.case == CASES[case].id
+    assert (finding.open, finding.accepted) == (is_open, not is_open)
+    assert finding.state == ("worse" if is_open else "worse, accepted")
+    assert other.open, "it belongs to another case"
+    assert (finding in judged.failing) == is_open
+
+
+def test_an_unreadable_baseline_accepts_nothing(root: Path) -> None:
+    for case in CASES[:2]:
+        documents.write_text(BASELINES / H100 / f"{case.id}.json", "{")
+    assert len(trend(root / "history", baselines=BASELINES).failing) == 2
 
 
 def test_baseline_of_a_partial_recovery_accepts_it(commits: list[str]) -> None:
@@ -206,7 +244,7 @@ def test_unmeasured_period_fails_nothing(commits: list[str], days: int, is_open:
     assert [f.open for f in judged.findings] == [bool(judged.failing)] == [is_open]
 
 
-def test_sessions_without_a_figure_are_no_points(commits: list[str]) -> None:
+def test_sessions_without_a_value_are_left_out(commits: list[str]) -> None:
     write_history(HISTORY, commits, CASES[1:2], lambda c, n: levels(1, n))
     for place in store.places(HISTORY)[3:7]:
         content = json.loads(place.file.read_text())
@@ -219,7 +257,7 @@ def test_sessions_without_a_figure_are_no_points(commits: list[str]) -> None:
     assert larger.change.index == 46
 
 
-def test_differences_are_told_in_order_and_once() -> None:
+def test_lists_each_difference_once_and_in_order() -> None:
     seen = [{"torch": "1", "image": "a"}, {"torch": "2", "image": "a"}]
     seen.append({"torch": "2", "image": "a", "new": "x"})
     assert _differences(seen) == ("new: none -> x", "torch: 1 -> 2")
@@ -253,7 +291,7 @@ def test_a_new_case_gets_the_machines_correlation(commits: list[str]) -> None:
     assert trend(HISTORY, case=LARGER).findings == ()
 
 
-def test_good_and_bad_weeks_are_no_changes(commits: list[str]) -> None:
+def test_good_and_bad_weeks_are_not_changes(commits: list[str]) -> None:
     """Only a series of 30 sessions shows that its nights are correlated."""
     write_history(HISTORY, commits[:29], CASES[:1], weeks, noise=0)
     assert trend(HISTORY).findings
@@ -261,20 +299,40 @@ def test_good_and_bad_weeks_are_no_changes(commits: list[str]) -> None:
     assert trend(HISTORY).findings == ()
 
 
-def test_what_is_still_worse_fails(root: Path, whole_trend: Trend, commits: list[str]) -> None:
-    kept = f"--history={root / 'history'}"
-    repo = f"--repo={root / 'repo'}"
-    result, printed = (invoke(kept, repo, *words, status=1) for words in ((), ("--json",)))
-    for text in (
+@pytest.mark.parametrize(
+    "text",
+    [
         *(f"{SLOWER} on {H100}", "tokens/s: -3.0%", "): worse\n", "also changed: torch: 2.13.0 -> 2.14.0"),
         *("between 2024-02-19 and 2024-02-20, ", ", commits: 1"),
         "6 series in 60 sessions, changes since 2023-12-01: 2 still worse, 0 others",
-    ):
-        assert text in result.output
-    assert Trend.model_validate(json.loads(printed.output)) == whole_trend
-    assert "0 still worse, 0 others" in invoke(kept, "--since=2024-02-21").output
+    ],
+)
+def test_an_open_regression_fails(printed: str, text: str) -> None:
+    assert text in printed
+
+
+@pytest.fixture(scope="module")
+def printed(root: Path) -> str:
+    """Return what the command prints. Its status is 1."""
+    return invoke(f"--history={root / 'history'}", f"--repo={root / 'repo'}", status=1).output
+
+
+def test_the_command_prints_json(root: Path, whole_trend: Trend) -> None:
+    result = invoke(f"--history={root / 'history'}", f"--repo={root / 'repo'}", "--json", status=1)
+    assert Trend.model_validate(json.loads(result.output)) == whole_trend
+
+
+def test_a_trend_without_an_open_regression_passes(root: Path) -> None:
+    output = invoke(f"--history={root / 'history'}", "--since=2024-02-21").output
+    assert "0 still worse, 0 others" in output
+
+
+def test_a_commit_outside_of_the_repository_is_left_out(root: Path, commits: list[str]) -> None:
     write_history(HISTORY, [*commits[:8], "f" * 40], CASES[:1])
-    unplaced = invoke(f"--history={HISTORY}", repo).output
+    unplaced = invoke(f"--history={HISTORY}", f"--repo={root / 'repo'}").output
     assert f"left out: commit ffffffffffff: not in {root / 'repo'}" in unplaced
     assert "2 series in 8 sessions" in unplaced
+
+
+def test_a_missing_history_is_named() -> None:
     assert "no history in" in invoke(f"--history={HISTORY}/x", status=2).output

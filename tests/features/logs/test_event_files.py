@@ -39,11 +39,23 @@ def steps_of(seed: int, *, level: float = 0.5, count: int = 40) -> list[float]:
 def test_reads_an_event_file_or_a_directory(tmp_path: Path) -> None:
     directory = write_events(tmp_path / "a", {MEGATRON_TAG: [1.5, 0.25, 0.5]})
     (file,) = directory.iterdir()
-    for path in (directory, file):
-        assert read_log(path, MEGATRON_TAG) == StepLog(path=path, series=[1.5, 0.25, 0.5])
+    logs = [read_log(path, MEGATRON_TAG) for path in (directory, file)]
+    assert logs == [StepLog(path=path, series=[1.5, 0.25, 0.5]) for path in (directory, file)]
+
+
+def test_reads_the_series_of_a_tag(tmp_path: Path) -> None:
+    directory = write_events(tmp_path / "a", {MEGATRON_TAG: [1.5, 0.25, 0.5]})
     assert read_log(directory, "lm loss").series == [9.0, 9.0, 9.0]
-    write_events(directory, {MEGATRON_TAG: [0.125]}, first_step=4)  # training was resumed
+
+
+def test_resumed_training_continues_a_series(tmp_path: Path) -> None:
+    directory = write_events(tmp_path / "a", {MEGATRON_TAG: [1.5, 0.25, 0.5]})
+    write_events(directory, {MEGATRON_TAG: [0.125]}, first_step=4)
     assert read_log(directory, MEGATRON_TAG).series == [1.5, 0.25, 0.5, 0.125]
+
+
+def test_a_repeated_step_is_named(tmp_path: Path) -> None:
+    directory = write_events(tmp_path / "a", {MEGATRON_TAG: [1.5, 0.25, 0.5]})
     write_events(directory, {MEGATRON_TAG: [0.25]})
     with pytest.raises(FileError, match="step 1 of 'iteration-time' appears twice"):
         read_log(directory, MEGATRON_TAG)
@@ -81,7 +93,7 @@ def test_log_of_other_records_is_damaged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("new_style", [False, True])
-def test_what_torch_writes_is_read(tmp_path: Path, new_style: bool) -> None:
+def test_reads_files_that_torch_writes(tmp_path: Path, new_style: bool) -> None:
     import torch
     from torch.utils.tensorboard import SummaryWriter
 
@@ -98,7 +110,7 @@ def test_what_torch_writes_is_read(tmp_path: Path, new_style: bool) -> None:
             read_log(tmp_path, tag)
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_why_a_file_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FileError, match=r"no event file \(\*tfevents\*\) in this directory"):
         read_log(tmp_path, MEGATRON_TAG)
     (tmp_path / "events.out.tfevents.1.x").write_bytes(b"nothing of the kind" * 9)
@@ -114,12 +126,12 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
         read_log(tmp_path, MEGATRON_TAG)
 
 
-def test_what_is_no_time_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), 1e16])
+def test_names_a_value_that_is_not_a_time(tmp_path: Path, value: float) -> None:
     message = r"'iteration-time' is \S+ in step 2, expected a time above 0 and below 1e\+15"
-    for value in (0.0, -1.0, float("inf"), 1e16):
-        directory = write_events(tmp_path / str(value), {MEGATRON_TAG: [0.5, value]})
-        with pytest.raises(FileError, match=message):
-            read_log(directory, MEGATRON_TAG)
+    directory = write_events(tmp_path, {MEGATRON_TAG: [0.5, value]})
+    with pytest.raises(FileError, match=message):
+        read_log(directory, MEGATRON_TAG)
 
 
 def against(*logs: Path | str) -> list[Path | str]:

@@ -62,26 +62,36 @@ def test_each_answer_names_its_tolerance() -> None:
     assert " 30.00% " in run("judge", "-", text=json.dumps(line).encode()).stdout
 
 
-def test_agrees_with_the_engine_each_launch() -> None:
-    for drop, outcome in ((0.0, "passed"), (0.05, "regressed"), (0.025, "regressed"), (-0.05, "improved")):
-        launches = slower(UNCHANGED, drop)
-        answer = judged(trace(launches=launches, noise=QUIET))[0]
-        decision = decide(
-            [series[0] for series in BASELINE],
-            [series[0] for series in launches[: answer["launches_used"]]],
-            tolerance=0.03,
-            noise=Noise(sigma=QUIET["sigma"], degrees_of_freedom=QUIET["degrees_of_freedom"]),
-            max_launches=10,
-        )
-        assert answer["outcome"] == decision.outcome == outcome
-        assert answer["estimate"] == pytest.approx(decision.estimate)
-        assert answer["estimate"] == pytest.approx(drop, abs=0.01)
-        assert answer["interval"] == pytest.approx(list(decision.interval))
-        assert answer["minimum_detectable_drop"] == decision.minimum_detectable_drop
-        assert answer["blind"] is False
-    assert judged(trace(launches=slower(UNCHANGED, 0.05)))[0]["launches_used"] == 3, (
-        "the tolerance follows from the noise of the line"
+@pytest.mark.parametrize(
+    ("drop", "outcome"), [(0.0, "passed"), (0.05, "regressed"), (0.025, "regressed"), (-0.05, "improved")]
+)
+def test_agrees_with_the_engine_each_launch(drop: float, outcome: str) -> None:
+    launches = slower(UNCHANGED, drop)
+    answer = judged(trace(launches=launches, noise=QUIET))[0]
+    decision = decide(
+        [series[0] for series in BASELINE],
+        [series[0] for series in launches[: answer["launches_used"]]],
+        tolerance=0.03,
+        noise=Noise(sigma=QUIET["sigma"], degrees_of_freedom=QUIET["degrees_of_freedom"]),
+        max_launches=10,
     )
+    assert answer["outcome"] == decision.outcome == outcome
+    assert answer["estimate"] == pytest.approx(decision.estimate)
+    assert answer["estimate"] == pytest.approx(drop, abs=0.01)
+    assert answer["interval"] == pytest.approx(list(decision.interval))
+    assert answer["minimum_detectable_drop"] == decision.minimum_detectable_drop
+
+
+def test_the_tolerance_follows_from_the_noise_of_a_line() -> None:
+    assert judged(trace(launches=slower(UNCHANGED, 0.05)))[0]["launches_used"] == 3
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.05, 0.025, -0.05])
+def test_a_quiet_line_is_not_blind(drop: float) -> None:
+    assert judged(trace(launches=slower(UNCHANGED, drop), noise=QUIET))[0]["blind"] is False
+
+
+def test_a_noisy_line_is_blind() -> None:
     assert judged(trace(noise=NOISY))[0]["blind"] is True
 
 
@@ -194,7 +204,7 @@ def test_answers_each_line_before_the_next(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(said) == 3
 
 
-def test_the_table_for_people(tmp_path: Path) -> None:
+def test_a_table_has_a_row_for_each_line(tmp_path: Path) -> None:
     file = tmp_path / "traces.jsonl"
     slow = trace(launches=slower(UNCHANGED, 0.05))
     lines = [trace(), slow, trace(noise=NOISY), trace(**{"\x1b[31m": 1})]
@@ -209,9 +219,13 @@ def test_the_table_for_people(tmp_path: Path) -> None:
     assert rows[5] == "1 bad, 1 inconclusive, 1 passed, 1 regressed"
 
 
-def test_what_cannot_be_read_and_an_empty_file(tmp_path: Path) -> None:
-    for file in (tmp_path / "missing", tmp_path):
-        assert f"cannot read {file}: " in run("judge", file, "--json", status=2).stderr
+@pytest.mark.parametrize("name", ["missing", ""], ids=["missing", "a directory"])
+def test_names_a_file_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    assert f"cannot read {file}: " in run("judge", file, "--json", status=2).stderr
+
+
+def test_says_that_an_empty_file_was_not_judged() -> None:
     nothing = run("judge", "-", "--json", text="", status=1)
     assert nothing.stdout == ""
     assert "is empty, so nothing was judged" in nothing.stderr
@@ -231,9 +245,8 @@ def real_steps(seed: int, *, level: float = 0.2, count: int = 70, warmup: int = 
 
 @pytest.mark.parametrize(("count", "warmup"), [(5, 1), (14, 4), (15, 4), (30, 8), (70, 20), (300, 20)])
 def test_slow_starts_and_stalls_move_nothing(count: int, warmup: int) -> None:
-    for seed in range(20):
-        steps = real_steps(seed, count=count, warmup=warmup)
-        assert seconds_per_step(steps) == pytest.approx(0.2, rel=0.08)
+    estimates = [seconds_per_step(real_steps(seed, count=count, warmup=warmup)) for seed in range(20)]
+    assert estimates == pytest.approx([0.2] * 20, rel=0.08)
 
 
 def test_short_series_use_a_median_long_a_window() -> None:
@@ -242,12 +255,12 @@ def test_short_series_use_a_median_long_a_window() -> None:
     assert seconds_per_step([2.0] * 4 + [1.0] * 11) == 1.0
 
 
-def test_finds_a_real_drop_without_alarms() -> None:
+@pytest.mark.parametrize(("drop", "outcome"), [(0.0, "passed"), (0.08, "regressed")])
+def test_finds_a_real_drop_without_alarms(drop: float, outcome: str) -> None:
     noise = {"sigma": 0.01, "degrees_of_freedom": 30}
     baseline = [real_steps(seed) for seed in range(10)]
-    for drop, outcome in ((0.0, "passed"), (0.08, "regressed")):
-        launches = [real_steps(seed, level=0.2 * (1 + drop)) for seed in range(100, 115)]
-        assert judged(trace(baseline=baseline, launches=launches, noise=noise))[0]["outcome"] == outcome
+    launches = [real_steps(seed, level=0.2 * (1 + drop)) for seed in range(100, 115)]
+    assert judged(trace(baseline=baseline, launches=launches, noise=noise))[0]["outcome"] == outcome
 
 
 seconds = st.floats(min_value=0, max_value=1e15, exclude_min=True, exclude_max=True)

@@ -63,7 +63,7 @@ def test_states_launches_noise_reference_and_cost() -> None:
     text = printed("3%")
     assert "15 of 3 sessions 3 " in text
     assert f"noise of tokens/s on {H100}: 0.2% between launches; between sessions: " in text
-    assert "reference: 1 launch on each of 2 canary cases: " in text
+    assert "reference: 1 launch of each of 2 canary cases: " in text
     assert "cost: 10 to 26 launches, 300.0 to 780.0 min, 40.0 to 104.0 GPU hours, of which 8.0" in text
     assert "not reached" not in text
 
@@ -158,7 +158,7 @@ def test_a_night_states_its_plan_and_uses_it(
     measured = interpreter.commands[-1]
     assert (planned <= {*measured}) == has_reference
     assert "--perf-baselines=baselines" in measured
-    assert ("With a reference on 2 canary cases" in printed) != has_reference
+    assert ("If 2 canary cases were also launched with a reference" in printed) != has_reference
 
 
 def finding(share: float, *, has_reference: bool) -> find.Finding:
@@ -197,4 +197,4 @@ def test_an_unreached_plan_keeps_the_usual_tolerance() -> None:
 def test_says_what_a_reference_would_find() -> None:
     accept()
     text = " ".join(find.sentences(finding(0.03, has_reference=False)))
-    assert "a reference on 2 canary cases, this night would find a change of 3.0% in 8 more cases" in text
+    assert "launched with a reference, this night would find a change of 3.0% in 8 more cases" in text

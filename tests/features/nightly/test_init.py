@@ -63,22 +63,27 @@ def test_measures_a_script_where_commands_look() -> None:
     assert f"--cases {Path('perf').absolute()}: no such directory" in message
 
 
-def test_what_is_there_stays() -> None:
+def test_keeps_an_existing_case_file() -> None:
     mine = Path("bench_cases/test_llama.py")
     documents.write_text(mine, "mine")
-    Path(".gitignore").write_text("out/\n*.log")
-    Path("pytest.ini").write_text("[pytest]\naddopts = -q\n")
-    printed = init().stdout
-    assert "kept: bench_cases/test_llama.py, which already exists" in printed
+    assert "kept: bench_cases/test_llama.py, which already exists" in init().stdout
     assert mine.read_text() == "mine"
+
+
+def test_adds_lines_to_an_existing_gitignore() -> None:
+    Path(".gitignore").write_text("out/\n*.log")
+    assert "added to .gitignore: .perfsuite/ /history/\n" in init().stdout
     assert Path(".gitignore").read_text() == "out/\n*.log\n.perfsuite/\n/history/\n"
-    assert "added to .gitignore: .perfsuite/ /history/\n" in printed
+
+
+def test_keeps_an_existing_ini_file() -> None:
+    Path("pytest.ini").write_text("[pytest]\naddopts = -q\n")
     printed = init("--cases", "perf").stdout
     assert "add this to pytest's settings, which perfsuite's commands also read: perf_cases = perf" in printed
     assert Path("pytest.ini").read_text() == "[pytest]\naddopts = -q\n"
 
 
-def test_workflow_runs_where_told_or_on_slurm() -> None:
+def test_a_workflow_runs_where_requested_or_on_slurm() -> None:
     where = ("--runs-on", "{group: gpus}", "--container", "ghcr.io/me/it@sha256:0")
     night = job("--hardware", "a100", *where, "--slurm")
     assert night["runs-on"] == {"group": "gpus"}
@@ -116,7 +121,7 @@ def test_git_ignores_the_logs_of_slurm() -> None:
     assert Path(".gitignore").read_text() == ".perfsuite/\nout/\n/history/\nslurm-*.out\n"
 
 
-def test_the_page_shows_what_is_written() -> None:
+def test_the_page_shows_the_generated_files() -> None:
     Path("pyproject.toml").write_text("")
     init("--hardware", "h100", "--github", "--runs-on", "[self-hosted, h100]")
     theirs = "'perfsuite @ git+https://github.com/OWNER/perfsuite@COMMIT'"
@@ -178,6 +183,9 @@ def test_workflow_calls_a_copys_workflow() -> None:
     assert json.loads(night["with"]["hardware"]) == {"a100": machine}
     assert "setup" not in night["with"], "the image needs no setup"
     assert night["secrets"] == {"notify_url": "${{ secrets.notify_url }}"}
+
+
+def test_a_copys_workflow_installs_the_copy() -> None:
     setup = job("--uses", "octo/perfsuite@v1.2.0")["with"]["setup"]
     theirs = "-r requirements.txt 'perfsuite @ git+https://github.com/octo/perfsuite@v1.2.0'"
     assert setup == f"test -d .venv || python3 -m venv .venv && .venv/bin/pip install {theirs}"
@@ -273,7 +281,9 @@ def test_requirements_are_what_a_script_imports() -> None:
         ("", "give your own --script"),
     ],
 )
-def test_what_cannot_be_begun_is_refused(monkeypatch: pytest.MonkeyPatch, arguments: str, words: str) -> None:
+def test_refuses_bad_options_and_writes_nothing(
+    monkeypatch: pytest.MonkeyPatch, arguments: str, words: str
+) -> None:
     if not arguments:
         monkeypatch.setitem(sys.modules, "transformers", None)
     assert words in commands.error_of("init", *arguments.split())
@@ -281,7 +291,7 @@ def test_what_cannot_be_begun_is_refused(monkeypatch: pytest.MonkeyPatch, argume
 
 
 @pytest.mark.nightly
-def test_what_it_wrote_runs_at_once() -> None:
+def test_the_generated_case_runs_unchanged() -> None:
     """The test only reduces the number of steps in the file that `init` wrote."""
     init()
     file = Path("bench_cases/test_llama.py")

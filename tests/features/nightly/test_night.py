@@ -140,7 +140,7 @@ def test_ignores_the_report_of_an_earlier_night(tonight: Interpreter) -> None:
         ("night --hardware cpu --json", "--json needs --plan (a night writes results.json)"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(tonight: Interpreter, command: str, words: str) -> None:
+def test_refuses_bad_options_and_runs_nothing(tonight: Interpreter, command: str, words: str) -> None:
     page = Path("mine/index.html")
     documents.write_text(page, "<title>Ours</title>")
     assert words in error_of(*command.split())

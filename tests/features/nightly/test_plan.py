@@ -20,31 +20,42 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_session(tmp_path / ".perfsuite" / "runs" / "1", *results)
 
 
-def test_plan_shows_costs_and_reach_of_a_budget(tmp_path: Path) -> None:
-    printed = run("night", "--plan", "--hardware", "h100", "--budget", "1h").stdout
+def plan(*words: str) -> str:
+    return run("night", "--plan", "--hardware", "h100", *words).stdout
+
+
+def test_plan_shows_costs_and_reach_of_a_budget() -> None:
+    printed = plan("--budget", "1h")
     head, first, second, third, total = [line.split() for line in printed.splitlines() if line.strip()]
     assert head[:3] == ["case", "last", "measured"]
     assert first[1:] == ["recorded", "2026-01-02", "30.0", "4.0", "30.0", "min"]
     assert second[1:] == ["recorded", "2026-01-02", "30.0", "4.0", "60.0", "min"]
     assert third[1:] == ["never", "~30.0", "~4.0", "not", "reached"]
     assert " ".join(total) == "2 cases of 3 within 1h: 60.0 min, 8.0 GPU hours"
-    first_row, _, last_row = rows(
-        run("night", "--plan", "--hardware", "h100", "--budget", "1h", "--json").stdout
-    )
+
+
+def test_plan_prints_json() -> None:
+    first_row, _, last_row = rows(plan("--budget", "1h", "--json"))
     assert first_row.pop("case") in {CASES[0].id, CASES[1].id}
     past = {"outcome": "recorded", "day": "2026-01-02"}
     assert first_row == {**past, "expected_s": 1800, "gpu_hours": 4, "reached_after_s": 1800}
     assert (last_row["outcome"], last_row["reached_after_s"]) == (None, None)
-    assert "3 cases: 90.0 min, 12.0 GPU hours" in run("night", "--plan", "--hardware", "h100").stdout
+
+
+def test_plan_without_a_budget_reaches_every_case() -> None:
+    assert "3 cases: 90.0 min, 12.0 GPU hours" in plan()
+
+
+def test_plan_names_a_case_that_never_fits(tmp_path: Path) -> None:
     longer = make_result(make_run(case=CASES[2], duration_s=5400), before=None)
     write_session(tmp_path / ".perfsuite" / "runs" / "2", longer)
     never = (
         "not reached: it never fits into the budget of 60.0 min, because it takes about 90.0 min. Give 90min"
     )
-    assert f"{CASES[2].id}: {never}" in run("night", "--plan", "--hardware", "h100", "--budget", "1h").stdout
+    assert f"{CASES[2].id}: {never}" in plan("--budget", "1h")
 
 
-def test_without_a_past_nothing_is_known(tmp_path: Path) -> None:
+def test_costs_are_unknown_without_earlier_results(tmp_path: Path) -> None:
     printed = run("night", "--plan", "--hardware", "h100", "--store", tmp_path / "elsewhere").stdout
     rows_of_cases = [line for line in printed.splitlines() if line.strip().startswith(CASES[0].id[:10])]
     assert [line.count("not known") for line in rows_of_cases] == [3, 3, 3]
@@ -68,7 +79,7 @@ def test_unknown_cost_hides_later_start_times(tmp_path: Path, monkeypatch: pytes
     assert within.count("not reached") == 1
 
 
-def test_what_cannot_be_planned_is_refused() -> None:
+def test_refuses_a_plan_with_bad_options() -> None:
     assert "--hardware h1000: did you mean 'h100'?" in error_of("night", "--plan", "--hardware", "h1000")
     soon = error_of("night", "--plan", "--hardware", "h100", "--budget", "soon")
     assert "--budget=soon: give a time above 0 in s, min or h" in soon

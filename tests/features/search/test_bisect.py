@@ -83,11 +83,16 @@ by_counts = partial(commands.run, "bisect", CASE.id, "--wait-quiet=0")
 command = partial(by_counts, "--tolerance=3%")
 
 
-def test_names_and_remembers_the_first_bad_commit(launches: Launches) -> None:
-    commits = launches.commits
+def test_an_unhealthy_machine_decides_nothing(launches: Launches) -> None:
     launches.is_disturbed = True
-    assert "the machine was unhealthy" in command("--good", commits[GOOD], status=3).stderr
+    assert "the machine was unhealthy" in command("--good", launches.commits[GOOD], status=3).stderr
     launches.is_disturbed = False
+    check_first_bad(launches)
+
+
+def check_first_bad(launches: Launches) -> None:
+    """Search for the first bad commit, and check what is printed."""
+    commits = launches.commits
     launches.arms.clear()
     result = command("--good", commits[GOOD])
     first, message, change = result.stdout.splitlines()
@@ -97,9 +102,19 @@ def test_names_and_remembers_the_first_bad_commit(launches: Launches) -> None:
     assert change.startswith("  tokens/s: bad, -9.1% (99% interval -")
     assert change.endswith(f" launches, compared with {commits[GOOD][:12]} (3 steps, {used} launches)")
     assert "4 suspects left" in result.stderr
+
+
+def test_names_the_first_bad_commit(launches: Launches) -> None:
+    check_first_bad(launches)
+
+
+def test_remembers_every_step_of_a_search(launches: Launches) -> None:
+    commits = launches.commits
+    command("--good", commits[GOOD])
+    launches.arms.clear()
     again = command("--good", commits[GOOD], "--json")
-    assert len(launches.arms) == used, "every step is known"
-    assert "3 steps are already known from" in again.stderr
+    assert launches.arms == [], "every step is known"
+    assert "3 steps of this search are already known from" in again.stderr
     state = json.loads(again.stdout)
     assert [step["outcome"] for step in state["steps"]] == ["bad", "good", "bad"]
     assert [step["name"] for step in state["steps"]] == [commits[at] for at in (BAD, 2, FIRST_BAD)]
@@ -118,7 +133,7 @@ def test_by_counts_each_commit_takes_one_run(launches: Launches, way: str) -> No
     assert again.stdout.splitlines()[2] == change_line
 
 
-def test_a_bad_arm_that_does_no_more_is_no_search(launches: Launches) -> None:
+def test_refuses_a_bad_arm_that_does_no_more_work(launches: Launches) -> None:
     good = ("--good", launches.commits[FIRST_BAD])
     message = commands.flat(by_counts("--counts", *good, status=2).stderr)
     assert "does not do more work in a step than" in message

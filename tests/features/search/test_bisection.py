@@ -311,7 +311,7 @@ def test_releases_are_candidates_of_a_bisection(tmp_path: Path, monkeypatch: pyt
         of_versions("1.0", "3", tmp_path)
 
 
-def test_what_is_no_version_is_refused(tmp_path: Path) -> None:
+def test_refuses_an_invalid_or_newer_good_version(tmp_path: Path) -> None:
     with pytest.raises(CaseError, match=r"--good 'main' is not a version"):
         of_versions("main", "2.0", tmp_path)
     with pytest.raises(CaseError, match=r"--good 2.0 is not an older version of slow-thing than --bad 1.0"):

@@ -119,17 +119,35 @@ def command(*words: object, ids: Sequence[str] = (CASE.id,), status: int = 0) ->
     return commands.run("releases", "some_thing", *words, *ids, status=status)
 
 
-def test_page_shows_changes_by_release(runs: Runs) -> None:
+def sections_of(page: str) -> tuple[str, str, str, str]:
+    """Return the head, two releases with changes, and the list of releases without changes."""
+    head, first, second, same = page.split("\n## ")
+    return head, first, second, same
+
+
+@pytest.fixture
+def page_of_changes(runs: Runs) -> str:
     runs.kernels = {"1.2": 90, "2.0": 95}
-    page = command("--from", "1.0").stdout
-    assert page.startswith(f"# Releases of some_thing\n\n{SENSE}\n\n{ON_CPUS}\n\n")
-    assert f"\n\n- {CASE.id}: dry run on CPUs, 1 step counted\n\n## 1.1.1 → 1.2\n" in page
-    first, second, same = page.split("\n## ")[1:]
+    return str(command("--from", "1.0").stdout)
+
+
+def test_page_begins_with_where_each_case_ran(page_of_changes: str) -> None:
+    assert page_of_changes.startswith(f"# Releases of some_thing\n\n{SENSE}\n\n{ON_CPUS}\n\n")
+    ran = f"\n\n- {CASE.id}: dry run on CPUs, 1 step counted\n\n## 1.1.1 → 1.2\n"
+    assert ran in page_of_changes
+
+
+def test_page_shows_changes_by_release(page_of_changes: str) -> None:
+    _, first, second, _ = sections_of(page_of_changes)
     assert f"\n| {CASE.id} | " in first
     assert " | 100 → 90 | " in first
     assert "  - improved: kernels in forward: 100 → 90 a step" in first
     assert second.startswith("1.2 → 2.0\n")
     assert "  - regressed: kernels in forward: 90 → 95 a step" in second
+
+
+def test_page_lists_releases_without_changes(page_of_changes: str) -> None:
+    *_, same = sections_of(page_of_changes)
     assert same.splitlines() == ["The same in every case", "", "- 1.0 → 1.1", "- 1.1 → 1.1.1"]
 
 
@@ -170,7 +188,7 @@ def test_runs_each_release_once(runs: Runs) -> None:
     assert runs.released[10:] == ["1.2", "2.0"]
 
 
-def test_another_script_is_run_anew(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_script_is_run_again(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     script = make_case(model=Model.named("mine"), framework=Script(path="train.py"))
     commands.hold(monkeypatch, script)
     for text in ("pass\n", "pass  # more\n"):
@@ -193,7 +211,7 @@ def test_another_script_is_run_anew(runs: Runs, monkeypatch: pytest.MonkeyPatch)
         ("", "some_thing is not installed here: give the oldest release with --from"),
     ],
 )
-def test_which_releases_are_run(runs: Runs, words: str, names: str) -> None:
+def test_lists_the_releases_or_names_the_bad_option(runs: Runs, words: str, names: str) -> None:
     if names[0].isdigit():
         listed = f"{names.count(',') + 1} releases of some_thing: {names}\n"
         assert command(*words.split()).stderr.startswith(listed)

@@ -89,7 +89,7 @@ BY_SLURM = f"slurmstepd: error: {LIMIT}\n"
         ("srun: cluster configuration lacks support for cpu binding\n", "", None, None),
     ],
 )
-def test_tells_an_aborted_step_from_a_dead_agent(
+def test_distinguishes_an_aborted_step_from_a_dead_agent(
     tmp_path: Path, by_srun: str, by_agent: str, kind: str | None, message: str | None
 ) -> None:
     run_dir = RunDir(tmp_path)

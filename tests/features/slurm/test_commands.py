@@ -56,7 +56,7 @@ WAITING = ("CONFIGURING", "PENDING", "REQUEUED")
         ("", {"state": "UNKNOWN", "is_over": False}),
     ],
 )
-def test_what_is_printed_of_a_job_is_read(line: str, expected: dict[str, Any]) -> None:
+def test_reads_what_scontrol_prints_of_a_job(line: str, expected: dict[str, Any]) -> None:
     job = parse_job("1", fields(line), ("n1",))
     assert {name: getattr(job, name) for name in expected} == expected
 
@@ -79,7 +79,7 @@ def test_fields_may_hold_spaces_and_omit_nulls() -> None:
         *((state, None) for state in ("RUNNING", "SUSPENDED", "NOVELTY", *WAITING)),
     ],
 )
-def test_whether_an_allocation_is_over(words: str, state: str | None) -> None:
+def test_knows_whether_an_allocation_is_over(words: str, state: str | None) -> None:
     job = parse_job("1", {"JobState": words}, ())
     assert (job.state, job.state_words, job.is_completing) == (state or words, words, "COMPLETING" in words)
     assert (job.is_over, job.why_over) == ((False, None) if state is None else (True, words))
@@ -92,7 +92,7 @@ def test_whether_an_allocation_is_over(words: str, state: str | None) -> None:
         *((text, None) for text in ("UNLIMITED", "INVALID", "NOT_SET", "")),
     ],
 )
-def test_durations(text: str, seconds: int | None) -> None:
+def test_reads_durations(text: str, seconds: int | None) -> None:
     assert parse_duration_s(text) == seconds
 
 
@@ -124,14 +124,14 @@ def test_error_names_the_command_and_slurms_words(
         ask()
 
 
-def test_a_command_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_a_command_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(SlurmError, match=r"^scontrol, a command of Slurm, cannot be started: No such file"):
         commands.job("7")
 
 
 @pytest.mark.launch
-def test_real_jobs(slurm: Cluster) -> None:
+def test_commands_agree_with_a_real_slurm(slurm: Cluster) -> None:
     """One job is cancelled, some request GPUs (but not per node), and one id belongs to no job."""
 
     def submit(*words: str) -> str:

@@ -225,7 +225,7 @@ def kill_srun(allocation: Allocation, directory: Path) -> None:
     ],
     ids=["rank", "agent", "srun", "step"],
 )
-def test_what_is_killed_or_cancelled_is_named(
+def test_names_what_was_killed_or_cancelled(
     allocation: Allocation, tmp_path: Path, action: Callable[[Allocation, Path], object], said: str
 ) -> None:
     failure = broken(tmp_path, lambda: action(allocation, tmp_path))
@@ -233,7 +233,7 @@ def test_what_is_killed_or_cancelled_is_named(
 
 
 @pytest.mark.fault("allocation is cancelled")
-def test_an_allocation_that_somebody_cancels(allocation: Allocation, tmp_path: Path) -> None:
+def test_a_cancelled_allocation_is_over(allocation: Allocation, tmp_path: Path) -> None:
     with pytest.raises(AllocationOverError, match=f"the Slurm job {allocation.job_id} is over: CANCELLED"):
         broken(tmp_path, lambda: allocation.cluster.run("scancel", allocation.job_id))
     with pytest.raises(AllocationOverError):
@@ -241,7 +241,7 @@ def test_an_allocation_that_somebody_cancels(allocation: Allocation, tmp_path: P
 
 
 @pytest.mark.fault("node is lost")
-def test_a_node_that_is_lost(allocation: Allocation, tmp_path: Path) -> None:
+def test_a_lost_node_ends_the_allocation(allocation: Allocation, tmp_path: Path) -> None:
     with pytest.raises(AllocationOverError, match="NODE_FAIL"):
         broken(tmp_path, lambda: allocation.cluster.kill_slurmd("n2"))
     assert not allocation.is_clean(), "a process of the job still runs"

@@ -86,7 +86,7 @@ PEFT_CONFIGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", PEFT_CONFIGS)
 @pytest.mark.parametrize("case", [NAMED, TINY], ids=["named", "configured"])
-def test_what_the_message_suggests_passes(name: str, case: Case) -> None:
+def test_the_suggested_adapters_pass(name: str, case: Case) -> None:
     model = adapted(**PEFT_CONFIGS[name])
     observed = finetuning.observed(model)
     with pytest.raises(MismatchError) as caught:
@@ -100,7 +100,7 @@ def test_what_the_message_suggests_passes(name: str, case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", PEFT_CONFIGS)
-def test_other_adapters_are_not_as_suggested(name: str) -> None:
+def test_other_adapters_differ_from_the_suggestion(name: str) -> None:
     """No two of these peft configurations make the same adapters."""
     model = adapted(**PEFT_CONFIGS[name])
     layers = adapters.adaptable(model)
@@ -130,7 +130,7 @@ def test_a_layer_in_a_list_is_named_with_the_list() -> None:
         ((), "lora"),
     ],
 )
-def test_of_a_named_model_the_layers_are_checked(targets: Any, differs: str | None) -> None:
+def test_checks_the_layers_of_a_named_model(targets: Any, differs: str | None) -> None:
     model = adapted(target_modules=["to_k", "to_q", "to_v", "to_out.0"])
     assert difference(NAMED.replace(lora=LoRA(rank=4, alpha=8, targets=targets)), model) == differs
 

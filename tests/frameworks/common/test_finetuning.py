@@ -44,7 +44,7 @@ def test_only_the_adapters_are_trained(model: str, targets: tuple[str, ...], ada
     assert finetuning.observed(built) == settings == finetuning.expected(case, built, layers(built))
 
 
-def test_of_a_model_trained_in_full_it_is_said() -> None:
+def test_reports_a_model_that_is_trained_in_full() -> None:
     built = build_model(TINY, CPU)
     assert finetuning.observed(built) == {"trained": "all"}
     assert finetuning.expected(TINY, built, layers(built)) == {}
@@ -112,7 +112,7 @@ def test_the_layers_of_the_blocks_are_quantised(quantization: Any, bits: int, pr
         ),
     ],
 )
-def test_layers_that_there_are_not_are_named(changes: dict[str, Any], said: str) -> None:
+def test_names_layers_that_the_model_lacks(changes: dict[str, Any], said: str) -> None:
     case: Case = ADAPTED.replace(**changes)
     with pytest.raises(MismatchError, match=said):
         build_model(case, torch.device("cpu"))
@@ -154,19 +154,28 @@ def not_pefts(kind: str) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_foreign_adapters_have_the_rank_asked_for(kind: str) -> None:
+def test_foreign_adapters_are_observed(kind: str) -> None:
     model = not_pefts(kind)
     settings = finetuning.observed(model)
-    seen = "4" if kind in ("loralib", "torchtune") else "not seen"
-    assert settings == {**ADAPTERS_ONLY, "lora": f"not peft's, rank {seen}"}
+    assert settings == {**ADAPTERS_ONLY, "lora": f"not peft's, rank {seen_rank(kind)}"}
     finetuning.check_asked(ADAPTED, model, [model], settings)
-    for rank in (4, 8):
-        case = TINY.replace(lora=LoRA(rank=rank, alpha=8))
-        asked = finetuning.expected(case, model, [model], settings["lora"])
-        lora = None if seen == "not seen" else f"not peft's, rank {rank}"
-        assert asked == {**ADAPTERS_ONLY, "adapters": None, "lora": lora}, (
-            "a setting of None allows any value"
-        )
+
+
+def seen_rank(kind: str) -> str:
+    """Return the rank of these adapters, which only some libraries keep."""
+    return "4" if kind in ("loralib", "torchtune") else "not seen"
+
+
+@pytest.mark.parametrize("rank", [4, 8])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_foreign_adapters_have_the_rank_asked_for(kind: str, rank: int) -> None:
+    """A setting of None allows any value."""
+    model = not_pefts(kind)
+    settings = finetuning.observed(model)
+    case = TINY.replace(lora=LoRA(rank=rank, alpha=8))
+    lora = None if seen_rank(kind) == "not seen" else f"not peft's, rank {rank}"
+    expected = finetuning.expected(case, model, [model], settings["lora"])
+    assert expected == {**ADAPTERS_ONLY, "adapters": None, "lora": lora}
 
 
 def peft_on_two() -> torch.nn.Module:
@@ -194,7 +203,9 @@ def peft_on_two() -> torch.nn.Module:
     ],
     ids=["peft", "loralib", "sharded"],
 )
-def test_refuses_adapters_nobody_asked_for(model: Callable[[], torch.nn.Module], are: str, say: str) -> None:
+def test_refuses_adapters_that_the_case_lacks(
+    model: Callable[[], torch.nn.Module], are: str, say: str
+) -> None:
     built = model()
     said = f"lora: the case has none, but only adapters are trained ({are}). "
     said += f"The FLOPs depend on them: set lora={say}"

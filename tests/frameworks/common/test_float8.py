@@ -65,19 +65,21 @@ def test_without_torchao_the_package_is_named(monkeypatch: pytest.MonkeyPatch, c
     assert framework_of(case).unsupported(case, make_machine()) == reason
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(("recipe", "per_weight"), [("tensorwise", 6), ("rowwise_with_gw_hp", 4)])
-def test_separates_float8_flops_only_on_a_gpu(recipe: Any, per_weight: int) -> None:
+def test_separates_float8_flops_only_on_a_gpu(recipe: Any, per_weight: int, device: str) -> None:
     from perfsuite.worker.counting.flops import count
 
     flops = count(TINY.model, TINY.sample_length)
-    for device in (CPU, torch.device("cuda")):
-        model: Any = build_model(TINY, CPU)
-        float8.convert(recipe, model, device)
-        split = known(float8.with_float8(flops, model))
-        of_blocks = flops.matmul_parameters - model.lm_head.weight.numel()
-        assert split.per_token_float8 == (None if device == CPU else per_weight * of_blocks)
+    model: Any = build_model(TINY, CPU)
+    float8.convert(recipe, model, torch.device(device))
+    split = known(float8.with_float8(flops, model))
+    of_blocks = flops.matmul_parameters - model.lm_head.weight.numel()
+    assert split.per_token_float8 == (None if device == "cpu" else per_weight * of_blocks)
     assert float8.with_float8(None, model) is None
 
+
+def test_counts_float8_flops_of_linear_layers_only() -> None:
     class Float8GroupedExperts: ...
 
     assert float8.flops_in_float8([Float8GroupedExperts()]) is None, "the formula knows only linear layers"

@@ -59,7 +59,8 @@ def test_names_a_model_whose_mask_stays() -> None:
         degrees.model(make_case(model="gpt2-tiny"), None, CPU)
 
 
-def test_position_gaps_match_torchs_parts() -> None:
+@pytest.mark.parametrize("rank", range(8))
+def test_position_gaps_match_torchs_parts(rank: int) -> None:
     """transformers finds a gap on all ranks except the last ones.
 
     A dry run has no values, but gives the same answer.
@@ -69,13 +70,12 @@ def test_position_gaps_match_torchs_parts() -> None:
 
     degrees = Degrees(dp_replicate_size=1, dp_shard_size=1, cp_size=4, tp_size=2)
     in_order: Any = _HeadTailLoadBalancer(64, 4, "cpu")._generate_indices()
-    for rank in range(8):
-        positions = in_order.chunk(4, dim=-1)[rank // 2]
-        real = find_packed_sequence_indices(positions)
-        with fake_group(rank, 8):
-            ours = degrees._told_by_positions(lambda positions: None)(positions)
-        assert (real is None) == (ours is None) == (rank >= 6)
-        assert real is None or torch.equal(real, ours)
+    positions = in_order.chunk(4, dim=-1)[rank // 2]
+    real = find_packed_sequence_indices(positions)
+    with fake_group(rank, 8):
+        ours = degrees._told_by_positions(lambda positions: None)(positions)
+    assert (real is None) == (ours is None) == (rank >= 6)
+    assert real is None or torch.equal(real, ours)
 
 
 def test_gives_whole_sequences_by_default() -> None:
@@ -96,7 +96,7 @@ def test_gives_whole_sequences_by_default() -> None:
         ("transformers", {"dp_shard_size": 2, "tp_size": 2}, "it needs transformers>=5.23, and 1.10.1 is"),
     ],
 )
-def test_libraries_that_are_too_old(
+def test_refuses_libraries_that_are_too_old(
     monkeypatch: pytest.MonkeyPatch, package: str, degrees: dict[str, int], reason: str | None
 ) -> None:
     versions = {"accelerate": "1.15.0", "transformers": "5.23.0", package: "1.10.1"}

@@ -57,7 +57,7 @@ def test_a_name_that_has_gone_is_one_clear_error(
     assert re.search(said, str(caught.value))
 
 
-def test_so_it_is_for_a_module() -> None:
+def test_a_module_that_has_gone_is_one_clear_error() -> None:
     assert patches.module("torch.distributed") is torch.distributed
     with pytest.raises(DryRunError, match=r"has no torch.distributed.renamed.again, which a dry run"):
         patches.module("torch.distributed.renamed.again")

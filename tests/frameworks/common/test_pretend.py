@@ -141,7 +141,7 @@ def test_compiled_ddp_breaks_as_with_torchs_reducer(first_step: Any, request: py
     assert expected.total() > 0
 
 
-def test_storages_stand_in_for_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storages_replace_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_data_ptr_allocated", "_same_storage"):
         monkeypatch.setattr(_flat_param, name, None)
     pretend.fsdp1()

@@ -71,18 +71,26 @@ def checked(config: Any, **changes: Any) -> None:
 # --- as data --------------------------------------------------------------------------------------------
 
 
-def test_a_file_and_a_mapping_say_the_same(tmp_path: Path) -> None:
+@pytest.fixture
+def file_for_zero2(tmp_path: Path) -> Path:
     file = tmp_path / "zero2.json"
     file.write_text(json.dumps(OF_TRANSFORMERS, indent=4))
-    by_file = DeepSpeed(config=str(file))
+    return file
+
+
+def test_a_file_and_a_mapping_say_the_same(file_for_zero2: Path) -> None:
+    by_file = DeepSpeed(config=str(file_for_zero2))
     by_mapping = DeepSpeed(config=OF_TRANSFORMERS)
     assert by_file.config.content == by_mapping.config.content == OF_TRANSFORMERS
     assert by_file.slug() == "deepspeed-zero2"
     assert by_mapping.slug() == f"deepspeed-zero2-{by_file.config.digest[:6]}"
-    for framework in (by_file, by_mapping):
-        case = SMALL.replace(framework=framework)
-        file.unlink(missing_ok=True)
-        assert Case.model_validate_json(case.model_dump_json()) == case, "a rank needs no file"
+
+
+def test_a_rank_needs_no_file(file_for_zero2: Path) -> None:
+    cases = [SMALL.replace(framework=DeepSpeed(config=str(file_for_zero2)))]
+    cases.append(SMALL.replace(framework=DeepSpeed(config=OF_TRANSFORMERS)))
+    file_for_zero2.unlink()
+    assert [Case.model_validate_json(case.model_dump_json()) for case in cases] == cases
 
 
 @pytest.mark.parametrize(
@@ -93,7 +101,7 @@ def test_a_file_and_a_mapping_say_the_same(tmp_path: Path) -> None:
         ("[1]", "contains a list instead of sections"),
     ],
 )
-def test_a_file_that_is_no_configuration(tmp_path: Path, text: str | None, said: str) -> None:
+def test_refuses_a_file_that_is_not_a_configuration(tmp_path: Path, text: str | None, said: str) -> None:
     file = tmp_path / "zero.json"
     if text is not None:
         file.write_text(text)
@@ -101,7 +109,7 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, text: str | None, said:
         DeepSpeed(config=str(file))
 
 
-def test_a_mapping_that_no_file_could_hold() -> None:
+def test_refuses_a_mapping_that_no_file_could_hold() -> None:
     with pytest.raises(
         CaseError, match="is not JSON serializable: give only values that a JSON file can hold"
     ):
@@ -153,23 +161,40 @@ def test_names_contradictions_and_unbuilt_parts(path: str, value: Any, said: str
 
 
 @pytest.mark.parametrize("config", [{}, zero(3, **OFFLOADED), OF_TRANSFORMERS])
-def test_what_agrees_is_taken(config: dict[str, Any]) -> None:
+def test_accepts_settings_that_agree_with_the_case(config: dict[str, Any]) -> None:
     checked(config)
     checked({**config, "train_batch_size": 4, "train_micro_batch_size_per_gpu": 2})
     checked(config, precision="fp16-mixed")  # `unsupported` refuses it
 
 
-def test_case_completes_the_configuration() -> None:
+@pytest.fixture
+def completed() -> dict[str, Any]:
+    """Return a configuration of transformers, completed with the settings of a case."""
     changes: dict[str, Any] = {"gradient_accumulation": 3, "precision": "bf16", "learning_rate": 0.01}
-    config = filled(case_of(OF_TRANSFORMERS, **changes))
-    assert config["train_micro_batch_size_per_gpu"] == 2
-    assert config["gradient_accumulation_steps"] == 3
-    assert config["train_batch_size"] == 12
-    assert (config["bf16"]["enabled"], config["fp16"]["enabled"]) == (True, False)
+    return filled(case_of(OF_TRANSFORMERS, **changes))
+
+
+def test_a_case_sets_the_batch_sizes(completed: dict[str, Any]) -> None:
+    assert completed["train_micro_batch_size_per_gpu"] == 2
+    assert completed["gradient_accumulation_steps"] == 3
+    assert completed["train_batch_size"] == 12
+
+
+def test_a_case_sets_the_precision(completed: dict[str, Any]) -> None:
+    assert (completed["bf16"]["enabled"], completed["fp16"]["enabled"]) == (True, False)
+
+
+def test_a_case_sets_the_optimizer(completed: dict[str, Any]) -> None:
     adam = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-    assert config["optimizer"]["params"] == {**adam, "torch_adam": True}
-    for untouched in ("zero_optimization", "gradient_clipping", "steps_per_print"):
-        assert config[untouched] == OF_TRANSFORMERS[untouched]
+    assert completed["optimizer"]["params"] == {**adam, "torch_adam": True}
+
+
+@pytest.mark.parametrize("name", ["zero_optimization", "gradient_clipping", "steps_per_print"])
+def test_a_case_keeps_other_settings(completed: dict[str, Any], name: str) -> None:
+    assert completed[name] == OF_TRANSFORMERS[name]
+
+
+def test_an_empty_configuration_trains_as_other_frameworks() -> None:
     mixed = filled(case_of({}, precision="bf16-mixed"))
     assert mixed["torch_autocast"] == {"enabled": True, "dtype": "bfloat16"}
     assert mixed["gradient_clipping"] == 0.0, "like the other frameworks"
@@ -232,7 +257,7 @@ def test_a_built_operator_needs_no_nvcc(monkeypatch: pytest.MonkeyPatch, tmp_pat
         (zero(3, **OFFLOADED), "DeepSpeed ZeRO-3", 4, 4, "optimizer and parameters"),
     ],
 )
-def test_what_must_be_observed(
+def test_a_case_expects_its_stage_and_offloading(
     config: dict[str, Any], sharding: str, parameters: int, optimizer: int, offload: str
 ) -> None:
     case = case_of(config, topology=Topology(processes_per_node=4))

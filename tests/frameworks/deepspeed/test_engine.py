@@ -97,11 +97,14 @@ def test_engine_step_counts_whoever_makes_it(tmp_path: Path, text: str, stage: i
         env={"DS_ACCELERATOR": "cpu"},
     )
     result = measured(case_of(framework, gradient_accumulation=2), tmp_path)
+    expected = {
+        "wrapper": "DeepSpeedEngine",
+        "sharding": f"DeepSpeed ZeRO-{stage}" if stage else "none",
+        "parameters_changed": "yes",
+    }
     settings = observed(result).settings
-    assert settings["wrapper"] == "DeepSpeedEngine"
-    assert settings["sharding"] == (f"DeepSpeed ZeRO-{stage}" if stage else "none")
+    assert {name: settings[name] for name in expected} == expected
     assert settings["optimizer"].startswith("AdamW")
-    assert settings["parameters_changed"] == "yes"
     assert observed(result).environment["deepspeed"]
     assert len(result.step_s) == len(result.loss) == 12
     assert 3 < result.loss[0] < 6, "the loss is a mean over the micro-batches"
@@ -181,6 +184,13 @@ def test_the_engine_of_zeros_optimizer_trains(stand_in: Any, flat: Any) -> None:
 
 def test_stage_0_shards_nothing(stand_in: Any, flat: Any) -> None:
     assert wrapping(stand_in.DeepSpeedEngine(flat, 0))["sharding"] == "none"
+
+
+@pytest.mark.parametrize(("scale", "expected"), [(65536, 65536.0), (None, 1.0)])
+def test_reads_the_loss_scale_of_an_engine(stand_in: Any, flat: Any, scale: Any, expected: float) -> None:
+    engine = stand_in.DeepSpeedEngine(flat, 2)
+    engine.optimizer.loss_scale = scale
+    assert engines.loss_scale() == expected
 
 
 def test_reads_the_gradient_norm_an_engine_keeps(stand_in: Any, flat: Any) -> None:

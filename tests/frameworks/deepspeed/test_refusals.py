@@ -17,5 +17,5 @@ PRECISIONS_OF_ZERO = "'fp32' or 'bf16' or 'bf16-mixed'"
         row(ZERO, "deepspeed supports compile False, but the case asks for True", compile=True),
     ],
 )
-def test_what_cannot_run_is_known_beforehand(case: Case, machine: Machine, why: str | None) -> None:
+def test_refuses_an_impossible_case_beforehand(case: Case, machine: Machine, why: str | None) -> None:
     check_refusal(case, machine, why)

@@ -25,7 +25,7 @@ def by_options(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
 
 
 @pytest.mark.smoke("nanotron")
-def test_data_parallel_by_the_options(by_options: tuple[Run, Path]) -> None:
+def test_trains_data_parallel_with_options(by_options: tuple[Run, Path]) -> None:
     run, _ = by_options
     settings = {
         "parallelism": "dp 2 x tp 1 x pp 1",
@@ -41,7 +41,7 @@ def test_data_parallel_by_the_options(by_options: tuple[Run, Path]) -> None:
 
 
 @pytest.mark.nightly
-def test_data_parallel_by_a_users_own_file(by_options: tuple[Run, Path], tmp_path: Path) -> None:
+def test_trains_data_parallel_with_a_users_file(by_options: tuple[Run, Path], tmp_path: Path) -> None:
     """With the file, nanotron also shards the optimizer, but the training is the same."""
     run, written = by_options
     config = yaml.safe_load(written.read_text())
@@ -56,7 +56,7 @@ def test_data_parallel_by_a_users_own_file(by_options: tuple[Run, Path], tmp_pat
 
 
 @pytest.mark.nightly
-def test_tensor_parallel(tmp_path: Path) -> None:
+def test_trains_tensor_parallel(tmp_path: Path) -> None:
     options = Nanotron(tp=2, tp_mode="REDUCE_SCATTER", tp_linear_async_communication=True)
     result = measured(SMALL.replace(framework=options), tmp_path)
     settings = {"tp_mode": "REDUCE_SCATTER", "tp_linear_async_communication": "True"}
@@ -114,17 +114,18 @@ def test_keeps_a_file_whatever_its_comments(mine: Path, tmp_path: Path) -> None:
         Nanotron(config=mine)
 
 
+@pytest.mark.parametrize("by_file", [False, True], ids=["options", "a file"])
 @pytest.mark.parametrize("asked", [True, False])
-def test_overlapped_tp_sets_its_environment(mine: Path, asked: bool) -> None:
+def test_overlapped_tp_sets_its_environment(mine: Path, asked: bool, by_file: bool) -> None:
     name = "tp_linear_async_communication"
     mine.write_text(mine.read_text().replace(f"{name}: false", f"{name}: {str(asked).lower()}"))
-    for options in (Nanotron(tp=2, tp_linear_async_communication=asked), Nanotron(config=mine)):
-        plan = options.plan(make_case())
-        assert plan.environment == ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if asked else {})
-        assert plan.process_group == "lazy"
+    by_options = Nanotron(tp=2, tp_linear_async_communication=asked)
+    plan = (Nanotron(config=mine) if by_file else by_options).plan(make_case())
+    assert plan.environment == ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if asked else {})
+    assert plan.process_group == "lazy"
 
 
-def test_what_must_be_observed() -> None:
+def test_a_case_expects_its_parallelism_and_sharding() -> None:
     sharded = Nanotron(dp=2, tp=2, zero_stage=1, accumulate_grad_in_fp32=True)
     settings = {"wrapper": "none", "sharding": "optimizer (ZeRO 1)", "gradient_dtype": "float32"}
     settings |= {"parallelism": "dp 2 x tp 2 x pp 1", "tp_mode": "ALL_REDUCE", "pp_engine": "1f1b"}

@@ -60,13 +60,13 @@ def test_a_changed_package_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "__pycache__").exists()
 
 
-def test_other_packages_are_not_found_by_it() -> None:
+def test_finds_only_nanotron() -> None:
     finder = compat._Finder([])
     assert finder.find_spec("nanotronic", None) is None
     assert finder.find_spec("torch.nanotron", None) is None
 
 
-def test_attention() -> None:
+def test_attention_is_causal_and_shares_heads() -> None:
     """Two sequences have three tokens each, and four heads share two heads of keys and values."""
     q = torch.randn(6, 4, 8)
     k = torch.randn(6, 2, 8)
@@ -82,7 +82,7 @@ def test_attention() -> None:
             torch.testing.assert_close(out[rows, head], scores.softmax(-1) @ v[rows, head // 2])
 
 
-def test_rotary_embedding() -> None:
+def test_rotary_embedding_turns_neighbouring_pairs() -> None:
     """Each pair of neighbours is a complex number. It is rotated by the position times 10000^(-2i/size)."""
     q = torch.randn(2, 5, 3, 8)
     kv = torch.randn(2, 5, 2, 3, 8)
@@ -98,7 +98,7 @@ def test_rotary_embedding() -> None:
     assert longer.shape == (1, 7, 3, 8)
 
 
-def test_rms_norm() -> None:
+def test_rms_norm_divides_by_the_root_mean_square() -> None:
     x = torch.randn(4, 8)
     weight = torch.randn(8)
     out = compat.layer_norm_fn(x, weight, None, eps=1e-5, is_rms_norm=True, residual=None)

@@ -26,26 +26,48 @@ def made(framework: Nanotron, processes: int = 2, **changes: Any) -> dict[str, A
     return framework.from_options(case, files=Path("/launch"))
 
 
-def test_the_configuration_of_a_case() -> None:
-    """Nothing is logged or saved in the measured steps."""
-    split = {"dp": 2, "tp": 2, "pp": 2, "tp_mode": "REDUCE_SCATTER", "pp_engine": "afab"}
-    parallelism: dict[str, Any] = {**split, "tp_linear_async_communication": True}
-    in_optimizer: dict[str, Any] = {"zero_stage": 1, "accumulate_grad_in_fp32": True}
-    options = Nanotron(**parallelism, **in_optimizer)
-    config = made(options, 8, precision="bf16", gradient_accumulation=4, learning_rate=3e-4, seed=7)
-    assert config["parallelism"] == parallelism
+DEGREES = {"dp": 2, "tp": 2, "pp": 2}
+MODES = {"tp_mode": "REDUCE_SCATTER", "pp_engine": "afab", "tp_linear_async_communication": True}
+PARALLELISM: dict[str, Any] = {**DEGREES, **MODES}
+IN_OPTIMIZER: dict[str, Any] = {"zero_stage": 1, "accumulate_grad_in_fp32": True}
+
+
+@pytest.fixture
+def config() -> dict[str, Any]:
+    """Return the configuration that is made from a case on eight ranks."""
+    options = Nanotron(**PARALLELISM, **IN_OPTIMIZER)
+    return made(options, 8, precision="bf16", gradient_accumulation=4, learning_rate=3e-4, seed=7)
+
+
+def test_a_case_determines_the_parallelism(config: dict[str, Any]) -> None:
+    assert config["parallelism"] == PARALLELISM
+
+
+def test_a_case_determines_the_tokens(config: dict[str, Any]) -> None:
     tokens = {"sequence_length": 64, "train_steps": 25, "micro_batch_size": 2}
     assert config["tokens"] == {**tokens, "batch_accumulation_per_replica": 4}
-    assert config["model"]["dtype"] == "bfloat16"
+
+
+def test_a_case_determines_the_model(config: dict[str, Any]) -> None:
     shape = {name: value for name, value in TINY.config.items() if name in SHAPE}
     assert len(shape) == 8
     rest = {"is_llama_config": True, "max_position_embeddings": 64}
     assert config["model"]["model_config"] == {**rest, **shape}
+    assert config["model"]["dtype"] == "bfloat16"
+
+
+def test_a_case_determines_the_optimizer(config: dict[str, Any]) -> None:
     adam = {"weight_decay": 0.1, "clip_grad": None, "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8}
     rates = {"learning_rate": 3e-4, "min_decay_lr": 3e-4, "lr_warmup_style": "constant"}
-    whole = {**in_optimizer, **adam, "torch_adam_is_fused": False, "learning_rate_scheduler": rates}
+    whole = {**IN_OPTIMIZER, **adam, "torch_adam_is_fused": False, "learning_rate_scheduler": rates}
     assert config["optimizer"] == whole
+
+
+def test_a_case_determines_the_seed(config: dict[str, Any]) -> None:
     assert config["general"]["seed"] == 7
+
+
+def test_nothing_is_logged_or_saved_in_measured_steps(config: dict[str, Any]) -> None:
     assert config["checkpoints"]["checkpoints_path"] == "/launch/checkpoints"
     assert config["logging"]["iteration_step_info_interval"] > 25
     assert config["checkpoints"]["checkpoint_interval"] > 25
@@ -77,7 +99,9 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("tokens", 5, "give Optional[TokensArgs], not 5"),
     ],
 )
-def test_a_users_file_that_nanotron_would_refuse(tmp_path: Path, path: str, value: Any, problem: str) -> None:
+def test_refuses_a_file_that_nanotron_would_refuse(
+    tmp_path: Path, path: str, value: Any, problem: str
+) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump(changed(path, value)))
     with pytest.raises(CaseError) as raised:
@@ -100,7 +124,7 @@ def test_a_users_file_that_nanotron_would_refuse(tmp_path: Path, path: str, valu
         ("profiler", {"profiler_export_path": "x"}, "{'profiler_export_path': 'x'} would disturb"),
     ],
 )
-def test_a_users_file_that_contradicts_the_case(path: str, value: Any, problem: str) -> None:
+def test_names_what_in_a_file_contradicts_the_case(path: str, value: Any, problem: str) -> None:
     (said,) = conflicts(changed(path, value), made(Nanotron(dp=2)), nanotron_case(Nanotron(dp=2)))
     assert said.startswith(f"{path}: {problem}")
 
@@ -129,7 +153,7 @@ def test_file_may_train_longer_on_other_data() -> None:
         (IN_FP32, 2, {}, "accumulate_grad_in_fp32 needs precision 'bf16'"),
     ],
 )
-def test_sizes_that_do_not_fit(
+def test_names_sizes_that_do_not_fit(
     options: Nanotron, processes: int, changes: dict[str, Any], problem: str | None
 ) -> None:
     case = nanotron_case(options, processes, **changes)

@@ -34,7 +34,7 @@ WHOLE: dict[str, Any] = {"activation_checkpointing": "full"}
         row(NANOTRON, "nanotron supports only attention_dropout=0.0, but odd has 0.1", attention_dropout=0.1),
     ],
 )
-def test_what_cannot_run_is_known_beforehand(case: Case, machine: Machine, why: str | None) -> None:
+def test_refuses_an_impossible_case_beforehand(case: Case, machine: Machine, why: str | None) -> None:
     check_refusal(case, machine, why)
 
 
@@ -45,7 +45,7 @@ def test_what_cannot_run_is_known_beforehand(case: Case, machine: Machine, why: 
         (Nanotron(pp=2, pp_engine="afab", resume=True), "nanotron-pp2-afab-resume"),
     ],
 )
-def test_an_id_tells_options(framework: Framework, slug: str) -> None:
+def test_the_slug_names_the_options(framework: Framework, slug: str) -> None:
     assert framework.slug() == slug
 
 
@@ -102,7 +102,7 @@ IN_FP32 = Nanotron(dp=8, accumulate_grad_in_fp32=True)
         ({"framework": IN_FP32, "precision": "bf16"}, "slices storages"),
     ],
 )
-def test_what_cannot_be_run_dry_says_why(changes: dict[str, Any], said: str) -> None:
+def test_says_why_a_case_cannot_run_dry(changes: dict[str, Any], said: str) -> None:
     eight = make_case(hardware="h100", topology=Topology(processes_per_node=8), model="llama-tiny")
     reason = str(why_not_dry(eight.replace(**changes), make_gpu_machine()))
     assert reason.startswith("a dry run cannot do this: ")

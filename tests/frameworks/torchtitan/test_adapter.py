@@ -10,12 +10,13 @@ from perfsuite import Case, Topology, TorchTitan, documents
 from perfsuite.launch.requirements import unsupported
 from perfsuite.node.machine import detect, detect_cpu
 from perfsuite.results.rank_report import RankReport
+from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.clock.profiling import ProfileTaken
 from tests.fake_torch import install_torch
 from tests.frameworks.test_base import measured, observed
 from tests.frameworks.torchtitan.samples import MARKS, SMALL
-from tests.samples import make_gpu_machine
+from tests.samples import known, make_gpu_machine
 
 pytestmark = MARKS
 
@@ -39,31 +40,41 @@ SPLIT = SMALL.replace(framework=TorchTitan(tensor_parallel=2), precision="bf16")
     ],
     ids=["replicated", "split"],
 )
-def test_options_run_as_asked_for(tmp_path: Path, case: Case, mesh: str, recomputing: str) -> None:
+def test_options_take_effect(tmp_path: Path, case: Case, mesh: str, recomputing: str) -> None:
     """The worker refuses settings that differ from the case. This test checks that it observes them."""
     result = measured(case, tmp_path)
     settings = observed(result).settings
-    assert (settings["mesh"], settings["recomputing_blocks"]) == (mesh, recomputing)
-    assert settings["compute_dtype"] == "bfloat16"
-    assert settings["parameter_dtype"] == ("bfloat16" if case.precision == "bf16" else "float32")
-    assert settings["optimizer"] == "AdamW"
-    assert settings["attention"] == "sdpa"
-    assert settings["spmd_backend"] == "partial_dtensor"
+    expected = {
+        "mesh": mesh,
+        "recomputing_blocks": recomputing,
+        "compute_dtype": "bfloat16",
+        "parameter_dtype": "bfloat16" if case.precision == "bf16" else "float32",
+        "optimizer": "AdamW",
+        "attention": "sdpa",
+        "spmd_backend": "partial_dtensor",
+    }
+    assert {name: settings[name] for name in expected} == expected
     assert "torchtitan.tools.utils.device_module" in settings["patched"]
     assert observed(result).environment["torchtitan"] == "0.3.0"
-    assert set(result.device_probe) == {"matmul_tflops", "copy_gb_s", "all_reduce_gb_s"}
+    check_figures(result, tokens=2 * 32 * (1 if "tp 2" in mesh else 2 * 2))
+    assert max(unmeasured_s(RunDir(tmp_path).rank(rank)) for rank in range(2)) < 1, (
+        "torchtitan's two seconds at the end are not measured"
+    )
 
-    f = result.figures
-    tokens = 2 * 32 * (1 if "tp 2" in mesh else 2 * 2)
-    assert f.tokens_per_s == pytest.approx(tokens / float(f.step_s_p50 or 0))
-    assert f.own_tokens_per_s is not None
-    assert f.own_tokens_per_s > 0
-    assert float(f.loss_last or 0) < float(f.loss_first or 0)
-    for rank in range(2):
-        report = documents.read(RunDir(tmp_path).rank(rank), RankReport)
-        assert abs(report.wall_s - sum(report.step_s)) < 1, (
-            "torchtitan's two seconds at the end are not measured"
-        )
+
+def check_figures(result: Run, *, tokens: int) -> None:
+    """Check that the launch learnt, and that its speed is that of its median step."""
+    figures = result.figures
+    assert set(result.device_probe) == {"matmul_tflops", "copy_gb_s", "all_reduce_gb_s"}
+    assert figures.tokens_per_s == pytest.approx(tokens / float(figures.step_s_p50 or 0))
+    assert known(figures.own_tokens_per_s) > 0
+    assert float(figures.loss_last or 0) < float(figures.loss_first or 0)
+
+
+def unmeasured_s(file: Path) -> float:
+    """Return by how much the measured time of a rank differs from the sum of its steps."""
+    report = documents.read(file, RankReport)
+    return abs(report.wall_s - sum(report.step_s))
 
 
 OF_MATRICES = "Shard(0), Replicate and Shard(0), Shard(1) and StridedShard(0), Shard(0)"
@@ -78,7 +89,7 @@ OF_MATRICES = "Shard(0), Replicate and Shard(0), Shard(1) and StridedShard(0), S
     ],
     ids=["fsdp", "hsdp", "tp"],
 )
-def test_what_must_be_observed(framework: TorchTitan, mesh: str, sharding: str) -> None:
+def test_a_case_expects_its_mesh_and_sharding(framework: TorchTitan, mesh: str, sharding: str) -> None:
     case = SMALL.replace(framework=framework, topology=Topology(processes_per_node=8))
     settings = {"wrapper": "FSDPModule", "mesh": mesh, "sharding": sharding}
     assert framework.expected(case) == {**settings, "cuda_graphs": "no"}

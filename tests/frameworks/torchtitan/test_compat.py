@@ -17,7 +17,7 @@ def test_a_gpu_needs_fewer_patches() -> None:
     assert "gloo" not in on_gpu
 
 
-def test_cpu_is_one_device_without_memory_stats(titan: Any) -> None:
+def test_a_cpu_is_one_device_without_memory_stats(titan: Any) -> None:
     from torchtitan.components.metrics import build_device_memory_monitor
     from torchtitan.tools.utils import get_local_device
 

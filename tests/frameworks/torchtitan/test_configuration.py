@@ -11,13 +11,14 @@ from perfsuite import Case, Model, Topology, TorchTitan
 from perfsuite.errors import MismatchError
 from perfsuite.launch.requirements import unsupported
 from perfsuite.results.rank_report import Flops
+from perfsuite.results.run import Run
 from perfsuite.worker.counting.growth import DISABLED
 from tests.case_files import BENCH_CASES, cases_of
 from tests.dry.runs import passed
 from tests.dry.twins import check_ranks
 from tests.frameworks.test_base import COUNTED, measured, observed
 from tests.frameworks.torchtitan.samples import MARKS
-from tests.samples import make_machine
+from tests.samples import known, make_machine
 
 pytestmark = MARKS
 
@@ -117,24 +118,32 @@ def test_registered_model_trains_and_runs_dry(
 ) -> None:
     """`notes` are those of the dry run, if there is one."""
     run = measured(case, tmp_path / "launched")
-    settings = observed(run).settings
-    assert (settings["mesh"], settings["experts_per_rank"]) == (mesh, experts)
-    assert settings["replaced"].startswith("data and tokenizer by perfsuite's tokens; checkpoints")
-    assert settings["gradient_clipping"] == "max_norm=1.0"
-    assert run.flops is not None
-    assert run.flops.formula == "torchtitan-0.3"
-    assert float(run.figures.loss_last or 0) < float(run.figures.loss_first or 0)
-    tokens = (1 if case is PIPED else 2) * 2 * SHORT
-    assert run.figures.tokens_per_s == pytest.approx(tokens / float(run.figures.step_s_p50 or 0))
-    assert run.counts
-    assert not run.counts[0].counts.without_flops
-    assert not run.hidden
+    check_settings(run, mesh, experts)
+    check_figures(run, tokens=(1 if case is PIPED else 2) * 2 * SHORT)
     if case is DEEPSEEK:
         assert run.flops == deepseek_flops()
     if notes is not None:
         dry = passed(case, tmp_path / "dry")
         assert (dry.notes, dry.flops) == (notes, run.flops)
         check_ranks(dry, run.counts)
+
+
+def check_settings(run: Run, mesh: str, experts: str) -> None:
+    """Check what the worker observes of a registered model."""
+    settings = observed(run).settings
+    assert (settings["mesh"], settings["experts_per_rank"]) == (mesh, experts)
+    assert settings["replaced"].startswith("data and tokenizer by perfsuite's tokens; checkpoints")
+    assert settings["gradient_clipping"] == "max_norm=1.0"
+
+
+def check_figures(run: Run, *, tokens: int) -> None:
+    """Check that the model learnt, that its speed is that of its median step, and that all was counted."""
+    assert known(run.flops).formula == "torchtitan-0.3"
+    assert float(run.figures.loss_last or 0) < float(run.figures.loss_first or 0)
+    assert run.figures.tokens_per_s == pytest.approx(tokens / float(run.figures.step_s_p50 or 0))
+    assert run.counts
+    assert not run.counts[0].counts.without_flops
+    assert not run.hidden
 
 
 EP_X_TP = registered(
@@ -155,7 +164,7 @@ HSDP_X_TP = registered("llama3", "llama3_debugmodel", REPLICATED, degree("tensor
     ],
     ids=["fsdp", "hsdp x tp", "ep x tp", "pp", "experts without ep"],
 )
-def test_what_must_be_observed(case: Case, settings: dict[str, str]) -> None:
+def test_a_case_expects_what_its_configuration_says(case: Case, settings: dict[str, str]) -> None:
     assert unsupported(case, make_machine(devices=8)) is None
     of_all = {"wrapper": "FSDPModule", "attention": "sdpa", "cuda_graphs": "no"}
     assert case.framework.expected(case) == {**NONE, **settings, **of_all}  # type: ignore[attr-defined]
@@ -216,12 +225,12 @@ def experts(ranks: int, degrees: int) -> Case:
         (registered("llama3", "llama3_8b_mxfp8"), "MXFP8 is only supported on SM100 or later"),
     ],
 )
-def test_what_contradicts_or_cannot_be_is_told(case: Case, said: str) -> None:
+def test_names_contradictory_and_impossible_settings(case: Case, said: str) -> None:
     with pytest.raises(MismatchError, match=said):
         case.framework.expected(case)  # type: ignore[attr-defined]
 
 
-def test_float8_without_torchao_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_torchao_where_float8_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchtitan.components.quantization.float8.Float8Linear", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     message = r"rejects .*torchao is not installed.* pip install 'perfsuite\[torchao\]'"

@@ -44,7 +44,7 @@ def sent(counts: Counts) -> dict[tuple[str, int, int, str, str], int]:
 
 
 @pytest.mark.nightly
-def test_llama_in_float8(tmp_path: Path) -> None:
+def test_llama_in_float8_matches_theory(tmp_path: Path) -> None:
     """Each linear layer has three products: one in forward and two in backward.
 
     Attention is not converted.

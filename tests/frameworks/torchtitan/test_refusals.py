@@ -66,7 +66,7 @@ def test_an_arms_old_torch_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         ),
     ],
 )
-def test_what_cannot_run_is_known_beforehand(case: Case, machine: Machine, why: str | None) -> None:
+def test_refuses_an_impossible_case_beforehand(case: Case, machine: Machine, why: str | None) -> None:
     check_refusal(case, machine, why)
 
 
@@ -106,7 +106,7 @@ GRAPHS = REGISTERED.replace(module="my.models", overrides=BY_EP, disable_cuda_gr
         (GRAPHS, f"torchtitan-my.models-deepseek_v3_16b-{BY_EP[0][2:]}-no_disable_cuda_graphs"),
     ],
 )
-def test_an_id_tells_options(framework: Framework, slug: str) -> None:
+def test_the_slug_names_the_options(framework: Framework, slug: str) -> None:
     assert framework.slug() == slug
 
 

@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 import subprocess
@@ -96,6 +97,22 @@ def test_only_a_dry_run_refuses_triton_kernels(titan: Any) -> None:
         titan.check_pretended(model, is_dry=True)
 
 
+SPLIT_CASE = SMALL.replace(
+    framework=TorchTitan(tensor_parallel=2, data_parallel_replicate=2),
+    topology=Topology(processes_per_node=8),
+    gradient_accumulation=3,
+    compile=True,
+    learning_rate=0.01,
+    seed=7,
+)
+
+
+@pytest.fixture(params=["fp32", "bf16", "bf16-mixed"])
+def config(titan: Any, request: pytest.FixtureRequest) -> Any:
+    """Return the configuration that torchtitan gets for a case on eight ranks, with each precision."""
+    return titan.trainer_config(SPLIT_CASE.replace(precision=request.param))
+
+
 @pytest.mark.parametrize(
     ("precision", "dtypes"),
     [
@@ -104,28 +121,33 @@ def test_only_a_dry_run_refuses_triton_kernels(titan: Any) -> None:
         ("bf16-mixed", ("float32", "bfloat16")),
     ],
 )
-def test_what_torchtitan_is_told(titan: Any, precision: str, dtypes: tuple[str, str]) -> None:
-    case = SMALL.replace(
-        framework=TorchTitan(tensor_parallel=2, data_parallel_replicate=2),
-        topology=Topology(processes_per_node=8),
-        gradient_accumulation=3,
-        precision=precision,
-        compile=True,
-        learning_rate=0.01,
-        seed=7,
-    )
-    config = titan.trainer_config(case)
+def test_a_case_determines_the_precision(titan: Any, precision: str, dtypes: tuple[str, str]) -> None:
+    training = titan.trainer_config(SPLIT_CASE.replace(precision=precision)).training
+    assert (training.dtype, training.mixed_precision_param) == dtypes
+
+
+def test_a_case_determines_the_batches_and_steps(config: Any) -> None:
     training = config.training
-    parallelism = config.parallelism
     assert (training.local_batch_size, training.global_batch_size) == (2, 2 * 3 * 4)
     assert (training.seq_len, training.steps, training.max_norm) == (32, 12, float("inf"))
-    assert (training.dtype, training.mixed_precision_param) == dtypes
+
+
+def test_a_case_determines_the_parallelism(config: Any) -> None:
+    parallelism = config.parallelism
     assert (parallelism.tensor_parallel_degree, parallelism.data_parallel_replicate_degree) == (2, 2)
+
+
+def test_a_case_determines_compilation_and_seed(config: Any) -> None:
     assert config.compile.enable
     assert config.debug.seed == 7
-    assert (config.comm.init_timeout_seconds, config.comm.train_timeout_seconds) == (300, 300), (
-        "NCCL's watchdog ends a rank only after the driver would have, after timeout_s=240"
-    )
+
+
+def test_a_watchdog_waits_longer_than_the_driver(config: Any) -> None:
+    """NCCL's watchdog ends a rank only after the driver would have, after timeout_s=240."""
+    assert (config.comm.init_timeout_seconds, config.comm.train_timeout_seconds) == (300, 300)
+
+
+def test_a_case_determines_the_optimizer(config: Any) -> None:
     adam = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
     assert config.optimizer.param_groups[0].optimizer_kwargs == adam
 
@@ -143,30 +165,36 @@ def test_records_calls_in_a_launch_without_a_new_folder(
     assert f"{folder}/{comm.save_traces_file_prefix}" == str(RunDir(tmp_path).flight_recorder)
 
 
-def test_a_loss_that_a_replay_overwrites_is_kept(titan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("is_off", "kept"), [(False, [1.0, 2.0]), (True, [2.0, 2.0])], ids=["graphs", "no graphs"]
+)
+def test_a_loss_that_a_replay_overwrites_is_kept(
+    titan: Any, monkeypatch: pytest.MonkeyPatch, is_off: bool, kept: list[float]
+) -> None:
     static = torch.zeros(())
 
     def replayed(trainer: Any, **batch: Any) -> torch.Tensor:
         return static.add_(1)
 
     monkeypatch.setattr(titan.Trainer, "forward_backward_step", replayed)
-    for is_off, kept in ((False, [1.0, 2.0]), (True, [4.0, 4.0])):
-        trainer = object.__new__(titan.CaseTrainer)
-        case = SMALL.replace(framework=TorchTitan(disable_cuda_graphs=is_off))
-        trainer.config = titan.trainer_config(case)
-        trainer._micro_losses = OwnList[torch.Tensor]()
-        assert trainer.config.training.disable_cuda_graphs is is_off
-        for _ in range(2):
-            trainer.forward_backward_step()
-        assert [float(loss) for loss in trainer._micro_losses] == kept
+    trainer = object.__new__(titan.CaseTrainer)
+    case = SMALL.replace(framework=TorchTitan(disable_cuda_graphs=is_off))
+    trainer.config = titan.trainer_config(case)
+    trainer._micro_losses = OwnList[torch.Tensor]()
+    assert trainer.config.training.disable_cuda_graphs is is_off
+    for _ in range(2):
+        trainer.forward_backward_step()
+    assert [float(loss) for loss in trainer._micro_losses] == kept
 
 
 def test_each_data_rank_trains_on_our_tokens(titan: Any) -> None:
     loader = titan.trainer_config(SMALL).dataloader.build(
         dp_world_size=2, dp_rank=1, tokenizer=None, seq_len=32, local_batch_size=2
     )
-    batches = synthetic_batches(SMALL, 1, torch.device("cpu"))
-    for (inputs, labels), tokens in zip(loader, [*batches, *batches], strict=False):
+    batches = [*synthetic_batches(SMALL, 1, torch.device("cpu"))]
+    loaded = [*itertools.islice(loader, 2 * len(batches))]
+    assert len(loaded) == 2 * len(batches)
+    for (inputs, labels), tokens in zip(loaded, [*batches, *batches], strict=True):
         assert torch.equal(inputs.pop("input"), tokens), "the batches repeat, each in a dictionary of its own"
         assert torch.equal(labels[:, :-1], tokens[:, 1:])
         assert set(labels[:, -1].tolist()) == {-100}

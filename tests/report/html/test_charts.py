@@ -20,14 +20,14 @@ def parts(svg: str, kind: str) -> list[dict[str, str]]:
     ]
 
 
-def told(svg: str) -> str:
+def description(svg: str) -> str:
     """Return the description of a chart, which a screen reader reads after the title."""
     chart = ElementTree.fromstring(svg)
     assert chart.get("role") == "img"
     by_id = {element.get("id"): element.text for element in chart.iter()}
-    title, description = (by_id[key] for key in chart.attrib["aria-labelledby"].split())
+    title, text = (by_id[key] for key in chart.attrib["aria-labelledby"].split())
     assert title
-    return description or ""
+    return text or ""
 
 
 def step_chart(step_s: tuple[float, ...], window: tuple[int, int], band: Band | None = BAND) -> str:
@@ -77,7 +77,7 @@ def test_step_chart_marks_but_clips_stalls() -> None:
     run = make_run(step_s=(0.5, *[0.1] * 30, 0.25), window=(1, 32), figures=make_figures(step_s_p50=0.1))
     measured = "32 steps, measured from step 1 to 31: median 100.0 ms; longest 500.0 ms at step 0"
     drawn = charts.steps(run, key="k", title="T", range_s=(0, 1), band=BAND)
-    assert told(drawn) == f"{measured}. Baseline 100.0 ms, allowed up to 103.0 ms."
+    assert description(drawn) == f"{measured}. Baseline 100.0 ms, allowed up to 103.0 ms."
     svg = step_chart((0.1,) * 40 + (9.0,) + (0.101,) * 20, (5, 61))
     [mark] = parts(svg, "off")
     [line] = parts(svg, "line")
@@ -104,22 +104,28 @@ def test_a_step_off_the_chart_is_marked() -> None:
 
 
 @pytest.mark.parametrize("step_s", [(math.nan,) * 5, (0.0,) * 5, (math.inf, 0.1, 0.1, math.nan, 0.1), (0.1,)])
-def test_steps_that_are_no_numbers_leave_a_gap(step_s: tuple[float, ...]) -> None:
+def test_steps_without_a_finite_time_leave_a_gap(step_s: tuple[float, ...]) -> None:
     svg = step_chart(step_s, (0, len(step_s)), band=None)
     assert not re.search(r'="[^"]*(nan|inf)', svg)
     drawn = sum(len(set(line["points"].split())) for line in parts(svg, "line"))
     assert drawn == sum(map(math.isfinite, step_s))
 
 
-def test_losses_are_told_launch_by_launch() -> None:
+def test_the_caption_lists_losses_by_launch() -> None:
     runs = [make_run(loss=(3.0, 2.5, 2.0)), make_run(loss=()), make_run(loss=(3.0, math.nan, 1.0, 0.5))]
     svg = charts.losses(runs, key="k")
     assert svg is not None
-    assert told(svg) == "launch 1: from 3.0000 to 2.0000; launch 3: from 3.0000 to 0.5000."
+    assert description(svg) == "launch 1: from 3.0000 to 2.0000; launch 3: from 3.0000 to 0.5000."
     assert len(parts(svg, "line")) == 3  # the second curve has two pieces
-    drawn = {(): False, (math.nan, math.inf): False, (0.0, 0.0): True, (1e30, 1e30): True, (2.0,): True}
-    for loss, is_drawn in drawn.items():
-        assert (charts.losses([make_run(loss=loss)], key="k") is not None) is is_drawn
+
+
+@pytest.mark.parametrize(
+    ("loss", "is_drawn"),
+    [((), False), ((math.nan, math.inf), False), ((0.0, 0.0), True), ((1e30, 1e30), True), ((2.0,), True)],
+    ids=["none", "not finite", "0", "huge", "one"],
+)
+def test_only_finite_losses_are_drawn(loss: tuple[float, ...], is_drawn: bool) -> None:
+    assert (charts.losses([make_run(loss=loss)], key="k") is not None) is is_drawn
 
 
 def interval(**changes: object) -> str:
@@ -136,7 +142,7 @@ def labels(svg: str) -> list[str]:
 
 def test_a_change_is_drawn_between_zero_and_limit() -> None:
     svg = interval()
-    assert told(svg) == "-10.0%, 99% interval -12.0% to -8.0%, 3.0% allowed."
+    assert description(svg) == "-10.0%, 99% interval -12.0% to -8.0%, 3.0% allowed."
     [zero], [allowed], [bar], [dot] = (
         parts(svg, kind) for kind in ("axis", "allowed", "interval", "estimate")
     )
@@ -184,9 +190,9 @@ def test_an_arrowhead_shows_on_which_side_an_end_is() -> None:
     assert arrow["points"] == "288.0,6.5 288.0,22.5 296.0,14.5"
 
 
-def test_unknown_changes_have_no_chart() -> None:
-    for change in (None, math.nan):
-        assert charts.interval(metric_check(change=change, interval=None), key="k") is None
+@pytest.mark.parametrize("change", [None, math.nan])
+def test_unknown_changes_have_no_chart(change: float | None) -> None:
+    assert charts.interval(metric_check(change=change, interval=None), key="k") is None
 
 
 def test_an_axis_that_leaves_out_values_is_broken() -> None:

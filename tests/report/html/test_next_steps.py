@@ -147,7 +147,7 @@ NOT_BISECTED = [
 
 
 @pytest.mark.parametrize("arm", NOT_BISECTED, ids=lambda arm: arm.text)
-def test_an_arm_that_is_more_than_a_commit_is_no_end(arm: ArmFacts) -> None:
+def test_bisects_only_between_arms_that_are_commits(arm: ArmFacts) -> None:
     assert bisections(arm, facts(".")) == []
     assert bisections(facts("v1.2"), arm) == []
 

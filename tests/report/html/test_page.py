@@ -116,19 +116,31 @@ def page() -> str:
     return render([make_session()])
 
 
-def test_page_has_targets_and_captions(page: str) -> None:
+def test_every_link_and_label_has_a_target(page: str) -> None:
     parsed = Page(page)
     targets = {str(attrs["href"]) for tag, attrs in parsed.elements if tag == "a"}
     labels = {key for _, attrs in parsed.elements for key in (attrs.get("aria-labelledby") or "").split()}
     assert {target[1:] for target in targets if target} | labels <= set(parsed.ids)
+
+
+@pytest.mark.parametrize("verdict", WORST_FIRST)
+def test_every_verdict_has_a_color(verdict: str) -> None:
     style = (Path(perfsuite.__file__).parent / "report" / "html" / "templates" / "report.css").read_text()
-    for verdict in WORST_FIRST:
-        assert re.search(rf"\.{verdict.replace(' ', '-')}\b[^{{]*{{ color", style)
+    assert re.search(rf"\.{verdict.replace(' ', '-')}\b[^{{]*{{ color", style)
+
+
+def test_every_chart_has_a_description_and_a_label(page: str) -> None:
+    parsed = Page(page)
     charts = [attrs for tag, attrs in parsed.elements if tag == "svg"]
     assert len(parsed.said("desc")) == len(charts) > 50
     assert all(attrs["role"] == "img" and attrs["aria-labelledby"] for attrs in charts)
-    for table in re.findall(r"<table.*?</table>", page, re.DOTALL):
-        assert re.search(r'<caption><span>\S.*<th scope="col".*<th scope="row"', table, re.DOTALL)
+
+
+def test_every_table_has_a_caption_and_headings(page: str) -> None:
+    headed = r'<caption><span>\S.*<th scope="col".*<th scope="row"'
+    tables = re.findall(r"<table.*?</table>", page, re.DOTALL)
+    assert tables
+    assert [table for table in tables if not re.search(headed, table, re.DOTALL)] == []
 
 
 def test_worst_verdicts_come_first_unfolded(page: str) -> None:
@@ -148,14 +160,28 @@ def test_worst_verdicts_come_first_unfolded(page: str) -> None:
     }
 
 
-def test_overview_marks_qualified_verdicts() -> None:
-    page = of(make_gpu_result(2), make_blind(make_gpu_result(2)))
-    assert Page(page).said("h1") == ["2 passed (1 blind), 3 skipped"]
-    sharp, blind = re.findall(r'<tr data-case.*?data-verdict="passed">.*?</tr>', page, re.DOTALL)
+@pytest.fixture
+def sharp_and_blind() -> str:
+    """Return the page of a case that passed, and of another case that passed but is blind."""
+    return of(make_gpu_result(2), make_blind(make_gpu_result(2)))
+
+
+def test_headline_counts_blind_cases(sharp_and_blind: str) -> None:
+    assert Page(sharp_and_blind).said("h1") == ["2 passed (1 blind), 3 skipped"]
+
+
+def test_overview_marks_only_the_blind_case(sharp_and_blind: str) -> None:
+    sharp, blind = re.findall(r'<tr data-case.*?data-verdict="passed">.*?</tr>', sharp_and_blind, re.DOTALL)
     assert "blind" not in sharp
     assert '<span class="badge blind">blind</span>' in blind
     assert '<td class="why">blind to changes of tokens/s below 32.4%</td>' in blind
+
+
+def test_overview_marks_a_shared_machine() -> None:
     assert of(samples.make_shared()).count('<span class="badge shared">shared</span>') == 1
+
+
+def test_a_known_issue_is_marked_and_folded() -> None:
     excused = of(make_gpu_result(1, "crash").replace(excused="known issue"))
     assert "<h1>1 known issue, 3 skipped</h1>" in excused
     assert 'class="badge known-issue"' in excused
@@ -163,18 +189,33 @@ def test_overview_marks_qualified_verdicts() -> None:
 
 
 def test_page_requests_nothing_external(page: str) -> None:
-    for tag, attrs in Page(page).elements:
-        assert tag not in ("img", "iframe", "object", "embed")
-        for name in ("src", "srcset", "action", "style") + (("href",) if tag == "link" else ()):
-            assert (attrs.get(name) or "data:").startswith("data:")
+    elements = Page(page).elements
+    assert {tag for tag, _ in elements}.isdisjoint(("img", "iframe", "object", "embed"))
+    sources = [
+        attrs.get(name) or "data:"
+        for tag, attrs in elements
+        for name in ("src", "srcset", "action", "style", *(("href",) if tag == "link" else ()))
+    ]
+    assert [source for source in sources if not source.startswith("data:")] == []
     assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest", page)
-    [policy] = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
-    allowed = dict(part.split(" ", 1) for part in policy.replace("&#39;", "'").split("; "))
-    assert (allowed["default-src"], allowed["img-src"]) == ("'none'", "data:")
-    for kind in ("script", "style"):
-        [text] = re.findall(f"<{kind}>(.*?)</{kind}>", page, re.DOTALL)
-        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        assert allowed[f"{kind}-src"] == f"'sha256-{digest}'"
+
+
+@pytest.fixture(scope="module")
+def policy(page: str) -> dict[str, str]:
+    """Return what the page allows, by directive of its content security policy."""
+    [text] = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
+    return dict(part.split(" ", 1) for part in text.replace("&#39;", "'").split("; "))
+
+
+def test_the_policy_allows_only_inline_data(policy: dict[str, str]) -> None:
+    assert (policy["default-src"], policy["img-src"]) == ("'none'", "data:")
+
+
+@pytest.mark.parametrize("kind", ["script", "style"])
+def test_the_policy_allows_only_the_pages_own_code(page: str, policy: dict[str, str], kind: str) -> None:
+    [text] = re.findall(f"<{kind}>(.*?)</{kind}>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    assert policy[f"{kind}-src"] == f"'sha256-{digest}'"
 
 
 def test_markup_in_data_stays_text() -> None:
@@ -185,7 +226,7 @@ def test_markup_in_data_stays_text() -> None:
     assert EVIL in parsed.said("pre")[0]
 
 
-def test_a_case_tells_all_there_is(page: str) -> None:
+def test_a_case_shows_every_section(page: str) -> None:
     part = section(page, "fake-gpt2-xl-s256-b1-")
     said = Page(part)
     assert said.said("h4") == [
@@ -196,29 +237,49 @@ def test_a_case_tells_all_there_is(page: str) -> None:
     assert "torch: 2.12.1 -&gt; 2.13.0" in part
     assert part.count('<svg class="chart"') == 3 + 1 + len(GATED)
     assert said.said("pre")[4].startswith("pytest 'bench_cases/test_llama.py::test_llama[fake-gpt2-xl")
+
+
+def test_a_crashed_case_shows_its_failure_only(page: str) -> None:
     crashed = section(page, "fake-llama-3.2-1b-s256-b1-")
-    never = of(samples.never_run())
     assert ("crash: NCCL error" in crashed, "Changed since the baseline" in crashed) == (True, False)
+
+
+def test_a_case_that_never_ran_shows_the_reason_only() -> None:
+    never = of(samples.never_run())
     assert ("no baseline on cpu-test-2c" in never, "Counts of a step" in never) == (True, False)
-    nothing = render([make_session(0)])
-    is_said = ("Nothing was measured." in nothing, "3 skipped" in nothing, 'id="overview"' in nothing)
+
+
+def test_a_session_without_results_has_no_overview() -> None:
+    page = render([make_session(0)])
+    is_said = ("Nothing was measured." in page, "3 skipped" in page, 'id="overview"' in page)
     assert is_said == (True, True, False)
+
+
+def test_a_column_without_values_is_left_out() -> None:
     some = parsed(make_result(now()), make_result(now(mfu=None)))
     none = parsed(make_result(now(mfu=None)))
-    assert ("MFU" in some.said("th"), "MFU" in none.said("th")) == (True, False), (
-        "a column without values is left out"
-    )
+    assert ("MFU" in some.said("th"), "MFU" in none.said("th")) == (True, False)
 
 
-def test_says_if_nothing_changed_or_is_corrected() -> None:
-    plain = judged(make_gpu_result(2), changed=(), unhealthy_launches=(1,))
-    for reasons, heading in ((("launch 1 set aside: x",), "Launches set aside"), (("a", "b"), "Why")):
-        assert heading in parsed(judged(plain, reasons=reasons)).said("h4")
-    checks = tuple(check.replace(probe_exponent=0.8) for check in plain.verdict.checks)
-    text = of(plain)
+NOTHING_CHANGED = judged(make_gpu_result(2), changed=(), unhealthy_launches=(1,))
+
+
+@pytest.mark.parametrize(
+    ("reasons", "heading"), [(("launch 1 set aside: x",), "Launches set aside"), (("a", "b"), "Why")]
+)
+def test_reasons_have_a_heading(reasons: tuple[str, ...], heading: str) -> None:
+    assert heading in parsed(judged(NOTHING_CHANGED, reasons=reasons)).said("h4")
+
+
+def test_says_if_nothing_changed() -> None:
+    assert "The workers observed no difference in the environment." in of(NOTHING_CHANGED)
+
+
+def test_says_if_a_verdict_is_corrected() -> None:
+    checks = tuple(check.replace(probe_exponent=0.8) for check in NOTHING_CHANGED.verdict.checks)
     corrected = "The verdict is also corrected for the machine"
-    assert "The workers observed no difference in the environment." in text
-    assert (corrected in text, corrected in of(judged(plain, checks=checks))) == (False, True)
+    pages = (of(NOTHING_CHANGED), of(judged(NOTHING_CHANGED, checks=checks)))
+    assert [corrected in page for page in pages] == [False, True]
 
 
 def test_several_sessions_on_one_page() -> None:
@@ -232,44 +293,71 @@ def test_several_sessions_on_one_page() -> None:
     assert page.count(':2"') > 0
 
 
-def test_counts_are_tables_with_named_ranks() -> None:
-    check = make_counted()
-    step = "Ranks 0-63: 551.0 TFLOP, 59.9 GiB in collectives, at most 41.0 GiB live"
-    page = parsed(judged(check, explained=counted.EXPLAINED))
+def test_counts_are_a_table_beside_the_baseline() -> None:
+    page = parsed(judged(make_counted(), explained=counted.EXPLAINED))
     assert "Compared with the baseline: regressed." in page.said("p")
     assert {"29.9 GiB", "59.8 GiB", "+29.9 GiB", "11,891"} <= set(page.said("td"))
-    for shown in (page, parsed(judged(check, counts=None))):
-        assert step in shown.said("summary")
+
+
+@pytest.mark.parametrize(
+    "result",
+    [judged(make_counted(), explained=counted.EXPLAINED), judged(make_counted(), counts=None)],
+    ids=["judged", "not judged"],
+)
+def test_counts_have_a_summary_of_the_step(result: Measurement) -> None:
+    step = "Ranks 0-63: 551.0 TFLOP, 59.9 GiB in collectives, at most 41.0 GiB live"
+    assert step in parsed(result).said("summary")
+
+
+def test_counts_of_eight_unlike_ranks_are_shown() -> None:
     unlike = [make_counts(host_reads={"forward": rank}) for rank in range(10)]
     text = of(make_counted(counts=make_entries(*unlike)))
     assert re.findall(r'<details class="ranks"( open)?><summary>(Rank \d+):', text) == [
         (" open" if rank == 0 else "", f"Rank {rank}") for rank in range(8)
     ]
     assert "The counts of 2 more ranks are in results.json." in Page(text).said("p")
+
+
+def test_counts_that_passed_are_folded() -> None:
     equal = of(make_counted(make_check(outcome="passed").replace(findings=())))
     assert '<details class="ranks"><summary>' in equal
     assert "are in results.json" not in equal
 
 
-def test_dry_run_says_so_without_a_launch_table() -> None:
-    text = render([make_session_file(make_dry(dry_facts=FACTS))])
-    page = Page(text)
-    assert page.said("h4") == [
+@pytest.fixture(scope="module")
+def dry_page() -> str:
+    return render([make_session_file(make_dry(dry_facts=FACTS))])
+
+
+def test_a_dry_run_has_no_section_of_launches(dry_page: str) -> None:
+    assert Page(dry_page).said("h4") == [
         "What to do next",
         "Predicted memory and speed",
         "Counts of a step",
         "Spans of the run",
         "Commit and files",
     ]
+
+
+def test_a_dry_run_says_what_it_is(dry_page: str) -> None:
+    page = Page(dry_page)
     assert "This was a dry run as if on h100-80gb-sxm. Nothing was computed." in page.said("p")
-    assert page.said("pre")[-1] == f"perfsuite dry-run --device=cuda {counted.FULL_SIZE.id}"
-    assert '<span class="badge dry-run">dry run</span>' in text
+    assert '<span class="badge dry-run">dry run</span>' in dry_page
+    assert re.search(r"counted in dry runs that\s+computed nothing", dry_page)
+
+
+def test_a_dry_run_suggests_a_dry_run(dry_page: str) -> None:
+    command = f"perfsuite dry-run --device=cuda {counted.FULL_SIZE.id}"
+    assert Page(dry_page).said("pre")[-1] == command
+
+
+def test_a_dry_run_has_no_columns_of_measurements(dry_page: str) -> None:
+    page = Page(dry_page)
     assert [heading for heading in page.said("th") if heading in ("computed", "tokens/s", "launches")] == [
         "computed"
     ]
-    assert re.search(r"counted in dry runs that\s+computed nothing", text)
     assert "nan" not in " ".join(text for _, text in page.texts).split()
-    assert "vs\N{NO-BREAK SPACE}baseline" not in text
+    assert "vs\N{NO-BREAK SPACE}baseline" not in dry_page
 
 
 def test_arm_comparison_shows_both_arms_launches() -> None:
@@ -284,17 +372,28 @@ def test_arm_comparison_shows_both_arms_launches() -> None:
     assert re.search(r">arm B</th>\s*<th[^>]*>arm A</th>", page)
 
 
-def test_preflight_is_a_table_with_notes() -> None:
+@pytest.fixture(scope="module")
+def with_preflight() -> SessionFile:
     card = DeviceHealth(index=0, sm_clock_mhz=1755, throttled={"SwPowerCap": 0.5})
     health = Health(samples=4, seconds=2, steps=4, devices=(card,), notes=("PCIe width <x8>",))
     good, bad = FOUND.nodes
-    session = make_session_file(preflights=(FOUND.replace(nodes=(good.replace(health=health), bad)),))
-    page = render([session])
-    short = markdown.render([session])
-    for text in (title(FOUND), "0.0812 TFLOP/s", "1,755 MHz", "n1: PCIe width &lt;x8&gt;", "route to [n1]"):
-        assert text in page
+    return make_session_file(preflights=(FOUND.replace(nodes=(good.replace(health=health), bad)),))
+
+
+@pytest.mark.parametrize(
+    "text", [title(FOUND), "0.0812 TFLOP/s", "1,755 MHz", "n1: PCIe width &lt;x8&gt;", "route to [n1]"]
+)
+def test_preflight_is_a_table_with_notes(with_preflight: SessionFile, text: str) -> None:
+    assert text in render([with_preflight])
+
+
+def test_preflight_is_a_table_in_markdown(with_preflight: SessionFile) -> None:
+    short = markdown.render([with_preflight])
     assert title(FOUND) in short
     assert f"| n2 |{f' {NONE} |' * 5} crash: no route to &#91;n1&#93;; copy is slow |" in short
+
+
+def test_without_a_preflight_nodes_have_no_table() -> None:
     assert "Nodes before the first launch" not in render([make_session(1)])
 
 

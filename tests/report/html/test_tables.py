@@ -53,7 +53,7 @@ def test_launch_row_leaves_out_unknown_figures() -> None:
     assert {row[name] for name in ("peak memory", "reserved", "retries", "p50")} == {NONE}
 
 
-def test_health_of_gpus_and_cores() -> None:
+def test_tables_show_health_of_gpus_and_cores() -> None:
     gpus, cores = health(make_gpu_result(3, "throttled").runs)
     assert len(gpus.rows) == 24
     assert gpus.rows[3][:4] == ("1", "3", "1,575 MHz", "1,365 MHz")

@@ -34,7 +34,7 @@ def test_lists_the_most_different_loss_part() -> None:
     loss = tuple(1.5 * value for value in RUN.loss)
     loss = (*loss[:5], 9.0, *loss[6:])
     assert differences(loss=loss) == [
-        "loss over 50 to 60% of the steps: 4.5 -> 9 (+100.0%); the loss also differs in 9 other parts"
+        "loss between 50% and 60% of the steps: 4.5 -> 9 (+100.0%); the loss also differs in 9 other parts"
     ]
 
 
@@ -93,7 +93,7 @@ def test_count_baseline_lists_what_was_computed() -> None:
     )
     before, now = (count_baseline.from_runs([counted_run]) for counted_run in (run, other))
     assert [*of_counts(before, now)] == [
-        "loss over 0 to 10% of the steps: 5 -> 10 (+100.0%); the loss also differs in 9 other parts",
+        "loss between 0% and 10% of the steps: 5 -> 10 (+100.0%); the loss also differs in 9 other parts",
         "tokens given to the model in a step: 4096 -> 2048 (-50.0%)",
         "settings.optimizer: AdamW -> SGD",
         "dtypes.parameters.float32: 1000 -> 500",

@@ -8,10 +8,21 @@ from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Failure
 from tests.cli.commands import flat
-from tests.samples import DISTURBED, make_gpu_machine
+from tests.samples import DISTURBED, make_gpu_machine, make_run
 from tests.session.review.launches import CASE, MACHINE, REVIEWED, accept, keep, measured, told
 from tests.synthetic import commit
-from tests.twin_counts import BYTES, GATHERED, GATHERED_AGAIN, REDUCED, compiled, counts, launch, memory
+from tests.twin_counts import (
+    BYTES,
+    GATHERED,
+    GATHERED_AGAIN,
+    REDUCED,
+    compiled,
+    counts,
+    keeps,
+    launch,
+    memory,
+    python,
+)
 
 FILE = REVIEWED.counts.reviewed_file("cpu", CASE.id)
 MORE = counts(collectives=(GATHERED, GATHERED_AGAIN.replace(count=7, bytes=2 * BYTES), REDUCED))
@@ -111,6 +122,70 @@ def test_more_work_needs_a_reason(repository: Path) -> None:
     counted("5", 1, **seen())  # less work needs no reason, nor does a different split over phases
     split = counted("6", 1, **seen(counts(host_reads={"forward": 40})))
     assert " host reads in forward: 1 -> 40, in optimizer: 39 -> 0 a step " in split
+
+
+OTHER_COMPUTATION = [
+    ({"loss": tuple(4 * value for value in make_run().loss)}, "loss x 4.000 in every step"),
+    ({"loss": tuple(value + 1 for value in make_run().loss)}, "the loss between 0% and 10% of the steps: "),
+    (
+        {"dtypes": {"optimizer state": {"bfloat16": 1000}}},
+        "less precise than in the old baseline: optimizer ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "why"), OTHER_COMPUTATION)
+def test_another_computation_needs_a_reason(repository: Path, changes: dict[str, Any], why: str) -> None:
+    whole = seen(dtypes={"optimizer state": {"float32": 1000}})
+    counted("1", 2, **whole)
+    refused = counted("2", 2, status=1, **{**whole, **changes})
+    assert f"counted on cpu: {why}" in refused
+    assert refused.rstrip().endswith("To accept it anyway, give --reason")
+
+
+@pytest.mark.parametrize(("changes", "why"), OTHER_COMPUTATION)
+def test_accepts_another_computation_with_a_reason(
+    repository: Path, changes: dict[str, Any], why: str
+) -> None:
+    whole = seen(dtypes={"optimizer state": {"float32": 1000}})
+    counted("1", 2, **whole)
+    counted("2", 2, "--reason", "meant", **{**whole, **changes})
+
+
+def test_the_same_computation_needs_no_reason(repository: Path) -> None:
+    whole = seen(dtypes={"optimizer state": {"float32": 1000}})
+    counted("1", 2, **whole)
+    counted("2", 2, **whole)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "lost"),
+    [
+        (keeps(dict=1), counts(), "objects kept per step"),
+        (counts(), counts(memory=None), "peak of live tensors, saved for backward, growth in a step, "),
+    ],
+)
+def test_keeps_every_quantity_of_the_baseline(
+    repository: Path, before: Counts, now: Counts, lost: str
+) -> None:
+    counted("1", 1, **seen(before))
+    refused = counted("2", 1, "--reason", "why not", status=1, **seen(now))
+    assert f"counted on cpu: {lost}" in refused
+    assert f"Count them first, or delete {FILE}" in refused
+    assert accepted().counts == launch(before).counts
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        python(version="3.11"),
+        counts(method="dispatch-0", kept=keeps(dict=1).kept),
+    ],
+    ids=["another Python", "another method"],
+)
+def test_other_versions_lose_no_quantity(repository: Path, before: Counts) -> None:
+    counted("1", 1, **seen(before))
+    counted("2", 1, "--reason", "upgrade", **seen())
 
 
 def test_ignores_earlier_sessions_and_versions(repository: Path) -> None:

@@ -130,7 +130,7 @@ WHY = "To accept it anyway, give --reason"
         ({}, {"tokens_per_s": 60_000}, None),
         ({}, {"tokens_per_s": 40_000}, f"tokens/s gets worse (50,150 -> 40,120). {WHY}"),
         (FEW_STALLS, STALLS, f"tokens/s with stalls gets worse (49,000 -> 40,000). {WHY}"),
-        (FEW_STALLS, {**FEW_STALLS, "loss": LOSS}, "the loss over 0 to 10% of the steps is 4.9"),
+        (FEW_STALLS, {**FEW_STALLS, "loss": LOSS}, "the loss between 0% and 10% of the steps is 4.9"),
         (memory(1), memory(0), None),
         (memory(0), memory(0), None),
         (memory(1), memory(1.004), None),

@@ -2,6 +2,8 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from inspect import isgenerator
+from io import StringIO
 from itertools import count
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -111,6 +113,15 @@ def test_does_not_wait_for_another_threads_loader(wait: DataWait) -> None:
     assert wait.result() == ()
 
 
+def test_batches_of_other_threads_hide_the_wait(wait: DataWait) -> None:
+    """An example is training on batches from a queue, beside an evaluation with a loader of its own."""
+    train: Any = DataLoader(Slow(), batch_size=2)  # type: ignore[arg-type]
+    valid: Any = DataLoader(Slow(), batch_size=1)  # type: ignore[arg-type]
+    step(wait, lambda: in_a_thread(lambda: next(iter(train))), lambda: next(iter(valid)))
+    assert wait.result() == ()
+    assert wait.is_unknown
+
+
 def test_watching_twice_counts_once(wait: DataWait) -> None:
     loaders.watch()
     step(wait, lambda: next(iter(DataLoader(Slow(), batch_size=2))))  # type: ignore[arg-type]
@@ -137,9 +148,17 @@ def test_dataset_error_passes_and_is_timed(wait: DataWait) -> None:
     assert not loaders._loading
 
 
+class OfWorkers(_BaseDataLoaderIter):
+    """The iterator of a `DataLoader` with one worker, without the worker."""
+
+    def __init__(self, worker: object, data: object) -> None:
+        self._workers = [worker]
+        self._dataset = data  # type: ignore[assignment]
+
+
 def test_knows_the_counted_steps_workers(wait: DataWait) -> None:
     def give(pid: int, data: object) -> Callable[[], object]:
-        loader = SimpleNamespace(_workers=[SimpleNamespace(pid=pid)], _dataset=data)
+        loader = OfWorkers(SimpleNamespace(pid=pid), data)
         return lambda: loaders.timed(lambda loader: None)(loader)
 
     train = object()
@@ -155,11 +174,23 @@ def test_ended_loader_is_not_of_the_counted_step(wait: DataWait) -> None:
     def end(loader: Any) -> None:
         raise StopIteration
 
-    loader = SimpleNamespace(_workers=[SimpleNamespace(pid=1)], _dataset=object())
+    loader = OfWorkers(SimpleNamespace(pid=1), object())
     for _ in range(COUNTED_STEP - 1):
         step(wait)
     with pytest.raises(StopIteration):
         loaders.timed(end)(loader)
+    assert not wait.worker_pids
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [SimpleNamespace(_workers=4), SimpleNamespace(_workers=[object()]), OfWorkers(object(), object())],
+    ids=["number of a user's loader", "threads of a user's loader", "unknown worker of torch"],
+)
+def test_unknown_workers_end_no_training(wait: DataWait, loader: Any) -> None:
+    for _ in range(COUNTED_STEP - 1):
+        step(wait)
+    assert loaders.timed(lambda loader: "batch")(loader) == "batch"
     assert not wait.worker_pids
 
 
@@ -247,6 +278,24 @@ def test_a_loader_that_gives_no_batch_is_refused(module: ModuleType, name: str, 
         loader.check()
 
 
+@pytest.mark.parametrize("name", ["get_batch", "batches", "Loader", "Batches", "of_torch"])
+def test_a_named_loaders_wait_is_known_in_threads(wait: DataWait, module: Any, name: str) -> None:
+    data: Any = DataLoader(Slow(), batch_size=2)  # type: ignore[arg-type]
+    module.of_torch = lambda: iter(DataLoader(Slow(), batch_size=1))  # type: ignore[arg-type]
+    uses: Any = {**USES, "of_torch": lambda module: module.of_torch().__next__}
+    Search([NamedLoader(f"{MODULE}:{name}")]).begin()
+    step(wait, lambda: in_a_thread(lambda: next(iter(data))), lambda: uses[name](module)())
+    assert not wait.is_unknown
+    assert wait.is_seen
+
+
+def test_a_named_loader_in_another_thread_is_unknown(wait: DataWait, module: Any) -> None:
+    valid: Any = DataLoader(Slow(), batch_size=1)  # type: ignore[arg-type]
+    Search([NamedLoader(f"{MODULE}:get_batch")]).begin()
+    step(wait, lambda: in_a_thread(module.get_batch), lambda: next(iter(valid)))
+    assert wait.is_unknown
+
+
 def test_named_loaders_iterator_keeps_its_methods(wait: DataWait, module: Any) -> None:
     Search([NamedLoader(f"{MODULE}:batches")]).begin()
     batches = module.batches()
@@ -254,3 +303,79 @@ def test_named_loaders_iterator_keeps_its_methods(wait: DataWait, module: Any) -
     batches.close()
     with pytest.raises(StopIteration):
         next(batches)
+
+
+class Prefetcher:
+    """A user's loader, which begins an epoch in `__iter__`."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __iter__(self) -> "Prefetcher":
+        self._epoch = iter(range(self._rows))
+        return self
+
+    def __next__(self) -> int:
+        return passes(1) * next(self._epoch)
+
+
+@pytest.fixture
+def loader_of(wait: DataWait, module: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
+    """Return a function that returns the value of a named function when a script calls that function."""
+    monkeypatch.setattr(Prefetcher, "__next__", Prefetcher.__next__)
+
+    def give(made: Any) -> Any:
+        module.get_batch = lambda: made
+        Search([NamedLoader(f"{MODULE}:get_batch")]).begin()
+        return module.get_batch()
+
+    return give
+
+
+def test_named_loader_begins_each_epoch(loader_of: Callable[[Any], Any]) -> None:
+    loader = loader_of(Prefetcher(2))
+    assert [[*loader], [*loader], len(loader)] == [[0, 1], [0, 1], 2]
+
+
+def test_times_the_class_of_a_returned_iterator(wait: DataWait, loader_of: Callable[[Any], Any]) -> None:
+    made = Prefetcher(2)
+    loader = loader_of(made)
+    step(wait, lambda: next(iter(loader)))
+    assert loader is made
+    assert wait.result() == (1,)
+
+
+def test_a_timed_class_is_not_timed_twice(wait: DataWait, loader_of: Callable[[Any], Any]) -> None:
+    once = loader_of(Prefetcher(2)).__class__.__next__
+    assert loader_of(Prefetcher(2)).__class__.__next__ is once
+
+
+def test_a_proxy_is_like_its_generator(loader_of: Callable[[Any], Any]) -> None:
+    batches = loader_of(word for word in ("a", "b"))
+    assert isgenerator(batches)
+    assert (repr(batches)[:17], [*batches]) == ("<generator object", ["a", "b"])
+
+
+def test_a_proxy_has_special_methods(wait: DataWait, loader_of: Callable[[Any], Any]) -> None:
+    with loader_of(StringIO("a\nb\n")) as lines:
+        step(wait, lambda: next(lines))
+        assert next(lines) == "b\n"
+    assert wait.is_seen
+
+
+def test_a_proxy_times_another_iterator_of_iter(wait: DataWait, loader_of: Callable[[Any], Any]) -> None:
+    """An example is a class of C code whose `__iter__` begins an epoch with a new iterator."""
+
+    class Epochs:
+        def __iter__(self) -> Iterator[int]:
+            return (passes(1) for _ in range(2))
+
+        def __next__(self) -> int:
+            raise NotImplementedError
+
+    proxy = loaders._Batches(Epochs())
+    step(wait, lambda: next(iter(proxy)))
+    assert wait.result() == (1,)

@@ -12,6 +12,7 @@ from torch import nn
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.worker.counting import gradients
 from perfsuite.worker.counting.steps import Counting
+from perfsuite.worker.observation import scalers
 from tests.packages import Packages
 from tests.samples import known
 from tests.worker import motor
@@ -151,7 +152,7 @@ class Unreadable(torch.amp.GradScaler):
 def unreadable_scaler() -> Iterator[None]:
     scaler = Unreadable("cpu")
     yield
-    gradients._scalers.discard(scaler)  # the traceback of its error keeps it alive
+    scalers.living.discard(scaler)  # the traceback of its error keeps it alive
 
 
 @pytest.mark.usefixtures("unreadable_scaler")

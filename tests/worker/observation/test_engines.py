@@ -201,3 +201,16 @@ def test_a_librarys_part_of_a_parameter_is_this_ranks(driving: Any) -> None:
 def test_watches_with_one_finder(driving: Any) -> None:
     engines.watch()
     assert sum(isinstance(finder, AfterImport) for finder in sys.meta_path) == 1
+
+
+@pytest.mark.parametrize(
+    ("scales", "expected"),
+    [([], 1.0), ([None], 1.0), ([None, 8.0], 8.0), ([8.0, 8.0], 8.0), ([8.0, 4.0], None)],
+)
+def test_knows_the_factor_of_losses(
+    driving: Any, optimizer: Any, scales: list[float | None], expected: float | None
+) -> None:
+    drivers = [driving.Driver(optimizer) for _ in scales]
+    for driver, scale in zip(drivers, scales, strict=True):
+        driver.scale = scale
+    assert engines.loss_scale() == expected

@@ -148,3 +148,21 @@ def test_finds_live_objects_by_class_still_frozen() -> None:
     assert {*frozen, *new, A, B} <= set(optimizers)
     assert all(isinstance(optimizer, Adam) for optimizer in optimizers)
     assert gc.get_freeze_count() > 0
+
+
+def test_a_wrapper_of_the_clock_is_the_clock() -> None:
+    """A loss scaler can skip the step of a wrapper, which has never stepped."""
+    clock = Adam()
+    other = RMSprop()
+    for optimizer in (clock, other):
+        optimizer.param_groups = [{"params": [object()]}]
+    optimizers = Optimizers()
+    stepping(optimizers, [clock, other])
+    wrappers = [Adam(), Adam()]
+    for wrapper, wrapped in zip(wrappers, (clock, other), strict=True):
+        wrapper.param_groups = wrapped.param_groups
+    assert [optimizers.is_clock(each) for each in (clock, other, *wrappers)] == [True, False, True, False]
+
+
+def test_there_is_no_clock_before_the_first_step() -> None:
+    assert not Optimizers().is_clock(Adam())

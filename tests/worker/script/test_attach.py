@@ -32,6 +32,7 @@ from perfsuite.worker.script.script_rank import Claim, ScriptRank, device_of
 from tests.samples import known
 from tests.worker.attaching import ALONE, Start, Unprobed, attaching
 from tests.worker.fake_gpu import GPU, FakeAllocator, FakeGPU
+from tests.worker.loops import in_a_thread
 
 TWO = ALONE.replace(topology=Topology(processes_per_node=2))
 COUNTED = ALONE.replace(max_warmup_steps=COUNTED_STEP)
@@ -127,6 +128,21 @@ def train_by_copies() -> None:
                 parameter.copy_(copied)
 
 
+def train_in_fp16(*overflows: int, lr: float = 0.1) -> None:
+    """Train with a loss scaler. In the given passes, the gradients overflow."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    scaler = torch.amp.GradScaler("cpu")
+    for number in itertools.count():
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model)).backward()
+        if number in overflows:
+            known(model.weight.grad).fill_(torch.inf)
+        scaler.step(optimizer)
+        scaler.update()
+
+
 def backward_of_a_sum(times: int) -> None:
     loss = torch.ones(3, requires_grad=True).sum()
     for _ in range(times):
@@ -147,6 +163,65 @@ def test_a_loop_is_measured_and_counted_and_ended(start: Start) -> None:
     assert report_of(attached).failure is None, "the exit of a measured script is not a failure"
 
 
+@pytest.mark.parametrize("overflow", [0, 1, 2, 3, 8, COUNTED.total_steps - 1])
+def test_an_overflow_of_fp16_changes_no_result(tmp_path: Path, overflow: int) -> None:
+    """The passes are those before the first steps, before the counted step and the late one, and later."""
+    reports = []
+    for name, overflows in (("without", ()), ("with", (overflow,))):
+        with attaching(tmp_path / name) as start:
+            reports.append(measured(start(COUNTED), partial(train_in_fp16, *overflows)))
+    expected, report = reports
+    counts = [known(each.counts) for each in reports]
+    evidence = [known(each.evidence) for each in reports]
+    assert report.loss == pytest.approx(expected.loss)
+    assert (counts[0].kernels, counts[0].flops) == (counts[1].kernels, counts[1].flops)
+    assert counts[0].also_counted == counts[1].also_counted
+    assert evidence[0].samples == evidence[1].samples
+    assert report.gradient_squares == pytest.approx(expected.gradient_squares)
+
+
+def test_skipped_steps_are_noted(start: Start) -> None:
+    (note,) = measured(start(COUNTED), partial(train_in_fp16, 3, 4, 8)).notes
+    assert note.endswith("is part of the next step: step 4 (2 skipped), step 7 (1 skipped)")
+
+
+def test_a_skipped_step_of_another_optimizer_is_told(start: Start) -> None:
+    def trained() -> None:
+        for number in itertools.count():
+            for model, optimizer in pairs:
+                optimizer.zero_grad()
+                scaler.scale(loss_of(model)).backward()
+                if number == COUNTED_STEP - 2 and model is pairs[1][0]:
+                    known(model.weight.grad).fill_(torch.inf)
+                scaler.step(optimizer)
+            scaler.update()
+
+    attached = start(COUNTED.replace(framework=Script(path="train.py", loss=None)))
+    pairs = [(model, sgd(model)) for model in (nn.Linear(4, 4), nn.Linear(4, 4))]
+    scaler = torch.amp.GradScaler("cpu")
+    report = measured(attached, trained)
+    assert report.counts is None
+    assert f"{UNCOUNTED}a loss scaler skipped a step of SGD" in report.notes
+
+
+def test_loss_of_an_unknown_scaler_is_unknown(start: Start) -> None:
+    def trained() -> None:
+        model = nn.Linear(4, 4)
+        optimizer = sgd(model)
+        while True:
+            with torch.autocast("cpu", torch.float16):
+                loss = loss_of(model)
+            (loss * 1024).backward()
+            for parameter in model.parameters():
+                known(parameter.grad).div_(1024)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    report = measured(start(ALONE.replace(precision="fp16-mixed")), trained)
+    assert (report.loss, report.loss_is_unknown) == ((), True)
+    assert report.notes[-1].startswith("the loss is unknown: the model computes in float16, and ")
+
+
 @pytest.mark.usefixtures("new_objects_alone")
 def test_copied_weights_have_no_gradient_norm(start: Start) -> None:
     report = measured(start(COUNTED), train_by_copies)
@@ -156,6 +231,17 @@ def test_copied_weights_have_no_gradient_norm(start: Start) -> None:
         note.startswith("the norm of the gradients is unknown: the optimizer SGD updates copies")
         for note in report.notes
     )
+
+
+def test_batches_of_other_threads_are_noted(start: Start) -> None:
+    def before() -> None:
+        in_a_thread(lambda: next(iter(loader)))
+        next(iter(loader))
+
+    loader: Any = torch.utils.data.DataLoader([torch.ones(1)] * 4)  # type: ignore[arg-type]
+    report = measured(start(ALONE), before=before)
+    assert (report.data_wait_s, report.data_wait_is_unknown) == ((), True)
+    assert report.notes[-1].startswith("data wait is unknown: loaders gave batches to other threads")
 
 
 def test_start_up_ends_with_the_first_step(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

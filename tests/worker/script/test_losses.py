@@ -1,4 +1,6 @@
 import contextlib
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -6,6 +8,7 @@ from torch import nn
 
 from perfsuite.errors import MismatchError
 from perfsuite.worker.hooks import calls
+from perfsuite.worker.observation import engines, scalers
 from perfsuite.worker.script.losses import Losses
 
 
@@ -102,3 +105,66 @@ def test_all_losses_count_under_sharding(losses: Losses) -> None:
         gathered.sum().backward()
         losses.end_step(sgd(shard))
     assert losses.of_steps(1) == (2, 2, 2)
+
+
+class Halving(torch.amp.GradScaler):
+    """A scaler whose scaled losses are in fp16, like FSDP1's."""
+
+    def scale(self, outputs: Any) -> Any:
+        return super().scale(outputs).half()
+
+
+@pytest.fixture
+def scaler(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a loss scaler that perfsuite follows."""
+    kind = torch.amp.GradScaler
+    for name in ("__init__", "scale", "step"):
+        monkeypatch.setattr(kind, name, getattr(kind, name))
+    monkeypatch.setattr(scalers, "has_scaled", False)
+    scalers.watch_new()
+    return Halving("cpu", init_scale=2.0**16)
+
+
+def trained(losses: Losses, scaled: Callable[[torch.Tensor], torch.Tensor]) -> tuple[float, ...]:
+    """Return the losses of three steps whose unscaled losses are 6."""
+    weight = torch.ones(2, requires_grad=True)
+    for _ in range(3):
+        scaled(weight.sum() * 3).backward()
+        losses.end_step(sgd(weight))
+    return losses.of_steps(1)
+
+
+def test_the_factor_of_a_scaler_is_removed(losses: Losses, scaler: Any) -> None:
+    """The scaled loss is infinite in fp16, but this makes no gradient infinite."""
+    assert trained(losses, scaler.scale) == (6, 6, 6)
+    assert losses.were_scaled
+
+
+def test_changes_after_scaling_are_kept(losses: Losses, scaler: Any) -> None:
+    scaler.scale(torch.ones(1))
+    scaler.update(new_scale=1024.0)
+    assert trained(losses, lambda loss: scaler.scale(loss) / 4) == (1.5, 1.5, 1.5)
+
+
+def test_the_factor_of_an_engine_is_removed(losses: Losses, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "loss_scale", lambda: 8.0)
+    assert trained(losses, lambda loss: loss * 8) == (6, 6, 6)
+    assert losses.were_scaled
+
+
+def test_losses_of_several_engines_are_unknown(losses: Losses, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "loss_scale", lambda: None)
+    trained(losses, lambda loss: loss)
+    assert str(losses.unknown).startswith("the loss is unknown: several engines train")
+
+
+@pytest.mark.parametrize("skipped", range(4))
+def test_a_pass_without_a_step_does_not_count(losses: Losses, skipped: int) -> None:
+    weight = torch.ones(2, requires_grad=True)
+    for step in range(4):
+        if step == skipped:
+            (weight.sum() * 1000).backward()
+            losses.skip_step()
+        weight.sum().backward()
+        losses.end_step(sgd(weight))
+    assert losses.of_steps(1) == (2, 2, 2, 2)

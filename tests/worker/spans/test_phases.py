@@ -119,6 +119,60 @@ def test_one_phase_may_be_entered_again_and_again(spans: Spans) -> None:
     assert spans.times()["rollout"].seconds == (1, 1)
 
 
+def test_a_phase_inside_itself_is_one(spans: Spans) -> None:
+    rollout = perfsuite.phase("rollout")
+    with rollout:
+        with rollout:
+            work(2)
+        work(3)
+    assert spans.times()["rollout"].seconds == (5,)
+
+
+def tokens() -> Iterator[str]:
+    with perfsuite.phase("tokenize"):
+        for _ in range(2):
+            yield work(1)
+
+
+def in_another_thread(batches: Iterator[str]) -> list[str]:
+    """Return the batches that another thread gets. It leaves the phase in which this thread has begun."""
+    given: list[str] = []
+    in_a_thread(lambda: given.extend(batches))
+    return given
+
+
+def test_phase_without_a_launch_may_change_threads() -> None:
+    batches = tokens()
+    next(batches)
+    assert in_another_thread(batches) == ["done"]
+
+
+def test_phase_that_changes_threads_is_left_out(spans: Spans) -> None:
+    for _ in range(2):
+        [*tokens()]
+    batches = tokens()
+    next(batches)
+    in_another_thread(batches)
+    assert (spans.times()["tokenize"].seconds, spans.counts()["tokenize"].occurrences) == ((2, 2), None)
+    assert spans.notes == ["tokenize: 1 ended in another thread and does not count"]
+
+
+def test_a_phase_left_without_entering_is_harmless(spans: Spans) -> None:
+    perfsuite.phase("rollout").__exit__(None)
+    assert spans.times() == {}
+
+
+def test_a_suspended_phase_ends_no_phase_around_it(spans: Spans) -> None:
+    batches = tokens()
+    next(batches)
+    with perfsuite.phase("generate"):
+        assert len([*batches]) == 1  # the generator leaves its phase, which is older
+        work(5)
+        with perfsuite.phase("generate"):
+            work(1)
+    assert spans.times()["generate"].seconds == (7,)
+
+
 def test_error_passes_through_a_phase_and_ends_it(spans: Spans) -> None:
     with pytest.raises(ValueError, match="mine"), perfsuite.phase("rollout"):
         raise ValueError("mine")

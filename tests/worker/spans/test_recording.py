@@ -83,6 +83,16 @@ def test_a_phase_within_itself_is_one(spans: Spans, machine: Machine) -> None:
     assert spans.times()["rollout"].seconds == (2,)
 
 
+def test_ending_a_span_leaves_later_ones_open(spans: Spans, machine: Machine) -> None:
+    first = known(spans.begin("tokenize"))
+    second = known(spans.begin("generate"))
+    spans.end(first)
+    assert spans.begin("generate") is None, "it is a part of the open one"
+    machine.now += 3
+    spans.end(second)
+    assert spans.times()["generate"].seconds == (3,)
+
+
 def test_what_another_thread_does_delays_nothing(spans: Spans, machine: Machine) -> None:
     in_a_thread(lambda: span(spans, takes(machine, 2), lambda: spans.wrote(100)))
     assert (spans.times(), spans.counts()) == ({}, {})

@@ -87,18 +87,35 @@ def test_asv_reads_every_commit_and_class(kept: Kept) -> None:
         (machine, commit) for machine in (H100, "h200-141gb-sxm") for commit in kept.commits
     }
     assert all(results.params.keys() == {"machine"} for results in kept.results())
+
+
+def test_results_have_the_days_of_their_commits(kept: Kept) -> None:
+    kept.export()
     first, second, *_ = map(kept.result, kept.commits)
     assert second.date - first.date == 86_400_000
+
+
+def test_every_exported_file_is_json(kept: Kept) -> None:
+    kept.export()
     assert all(json.loads(file.read_text()) for file in kept.out.rglob("*.json"))
+
+
+def test_the_configuration_has_the_tolerances_of_the_gate(kept: Kept) -> None:
+    kept.export(commit_url="https://example.org/commit/")
     conf = kept.configuration()
-    assert sorted(conf.regressions_thresholds.values()) == [0.01, 0.03], (
-        "the tolerances are those of the gate"
-    )
+    assert sorted(conf.regressions_thresholds.values()) == [0.01, 0.03]
     assert list(conf.regressions_first_commits.values()) == [None]
     assert (conf.branches, conf.show_commit_url) == (["main"], "https://example.org/commit/")
+
+
+def test_a_class_of_gpus_is_described(kept: Kept) -> None:
+    kept.export()
     machine = json.loads((kept.out / "results" / H100 / "machine.json").read_text())
     facts = {"gpu": "NVIDIA H100 80GB HBM3", "num_gpu": "8", "ram": "80 GiB"}
     assert machine == {"version": 1, "machine": H100, **facts}
+
+
+def test_a_class_of_cpus_is_described() -> None:
     cpu = asv_export._machine(make_machine())
     assert (cpu["cpu"], cpu["num_cpu"], cpu["ram"]) == ("Test CPU", "2", "8 GiB")
 
@@ -123,18 +140,27 @@ def test_asv_reads_parameters_and_image_units(kept: Kept) -> None:
     assert {metric: benchmarks[f"{GPT2}.{metric}"]["unit"] for metric in units} == units
 
 
-def test_values_are_medians_and_gaps_are_missing(kept: Kept) -> None:
+def values_of(kept: Kept, metric: str) -> list[float | None]:
+    """Return the exported values of a metric at the first commit."""
+    name = f"{GPT2}.{metric}"
+    values = kept.result(kept.commits[0]).get_result_value(name, kept.benchmarks()[name]["params"])
+    return list(values)
+
+
+@pytest.mark.parametrize(
+    ("metric", "scale"), [("seconds_per_step", 1), ("seconds_per_token", TOKENS_PER_STEP)]
+)
+def test_values_are_medians_and_gaps_are_missing(kept: Kept, metric: str, scale: int) -> None:
     kept.export()
-    result = kept.result(kept.commits[0])
-    benchmarks = kept.benchmarks()
     night = store.places(kept.history, hardware_class=H100)[0].read(store.read_cases(kept.history))
     medians = [median(filter(None, stored.step_s_p50)) for stored in night.results]
-    for metric, scale in (("seconds_per_step", 1), ("seconds_per_token", TOKENS_PER_STEP)):
-        values = result.get_result_value(f"{GPT2}.{metric}", benchmarks[f"{GPT2}.{metric}"]["params"])
-        a, b, c, _ = (value / scale for value in medians)
-        assert values == [a, b, None, None, None, pytest.approx(c)]
-    memory = result.get_result_value(f"{GPT2}.peak_memory", benchmarks[f"{GPT2}.peak_memory"]["params"])
-    assert memory[:2] == [2e10 / 2**20, 2e10 / 2**20 + 1]
+    a, b, c, _ = (value / scale for value in medians)
+    assert values_of(kept, metric) == [a, b, None, None, None, pytest.approx(c)]
+
+
+def test_memory_is_in_mebibytes(kept: Kept) -> None:
+    kept.export()
+    assert values_of(kept, "peak_memory")[:2] == [2e10 / 2**20, 2e10 / 2**20 + 1]
 
 
 def test_error_bars_show_noise_between_launches(kept: Kept) -> None:
@@ -187,16 +213,22 @@ def test_omits_and_names_commits_off_the_branch(kept: Kept) -> None:
     assert exported.commits == {results.commit_hash for results in kept.results()} == set(kept.commits)
 
 
-def test_ambiguous_models_and_directories_fail(kept: Kept) -> None:
+def test_models_with_the_same_name_in_asv_fail(kept: Kept) -> None:
     tiny = make_case().model
     assert isinstance(tiny, Model)
     both = [make_case(hardware="h100", model=tiny.replace(name=name)) for name in ("tiny.1", "tiny_1")]
     with pytest.raises(FileError, match=r"'tiny.1' and 'tiny_1' have the same name in asv: 'tiny_1'\. R"):
         kept.export(kept.write(both, "twins"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("thesis.tex", ""), ("asv.conf.json", '{"version": 1}'), ("asv.conf.json", "// ours")],
+    ids=["another file", "another configuration", "a comment"],
+)
+def test_never_exports_between_files_of_others(kept: Kept, name: str, content: str) -> None:
     kept.out.mkdir()
-    conf = "asv.conf.json"
-    for name, content in (("thesis.tex", ""), (conf, '{"version": 1}'), (conf, "// ours")):
-        (kept.out / name).write_text(content)
-        with pytest.raises(FileError, match=r"out is not empty and does not contain an export\. G"):
-            kept.export()
-        assert (kept.out / name).read_text() == content
+    (kept.out / name).write_text(content)
+    with pytest.raises(FileError, match=r"out is not empty and does not contain an export\. G"):
+        kept.export()
+    assert (kept.out / name).read_text() == content

@@ -41,7 +41,7 @@ def test_every_night_is_on_the_pages(published: Published) -> None:
     assert [(len(series), len(series[0][1])) for series in points] == [(NIGHTS, len(CASES))]
 
 
-def test_what_is_left_out_is_named(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_commits_that_are_left_out(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     out = published.root / "out"
     assert f"left out: commit ffffffffffff: not in {published.root / 'repo'}" in published.output
     assert f"pages of {NIGHTS} commits, 1 left out: {out / 'html'}" in published.output
@@ -73,7 +73,7 @@ def test_offline_page_says_what_is_missing(published: Published) -> None:
     assert "perfsuite history trend" in text
 
 
-def test_what_asv_says_is_in_the_error(tmp_path: Path) -> None:
+def test_the_error_quotes_asv(tmp_path: Path) -> None:
     (tmp_path / "asv.py").write_text(
         "print('out'); raise SystemExit('No version specified')"
     )  # found instead of asv

@@ -82,7 +82,7 @@ def test_a_graph_has_a_line_axes_and_parameters(page: Browser, address: str) -> 
         assert parameter in shown
 
 
-def test_what_got_worse_and_every_case_are_listed(page: Browser, address: str) -> None:
+def test_lists_regressions_and_every_case(page: Browser, address: str) -> None:
     page.open(f"{address}/index.html#regressions")
     larger, slower = sorted(listed(page, "#regressions-body tbody tr"))
     assert f"{GPT2}.seconds_per_token(fake, 64, 1, 1, max_warmup_steps5-steps20)" in slower
