@@ -23,8 +23,7 @@ The exit status of a command of `perfsuite` shows the result:
 - 0: all is well
 - 1: the command found a problem: a regression, a check that failed, or a case that was not accepted
 - 2: there was an error, which a message explains
-- 3: the result is unknown. Only `compare`, `bisect`, `releases`, `dry-run`, `doctor`, `first-night`, `judge`
-  (for logs) and `selftest` use this status
+- 3: the command cannot decide
 
 The option `--help` of a command explains the command in full. An option with a value can be given only once,
 except `--baseline` of `judge`.

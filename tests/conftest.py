@@ -22,10 +22,10 @@ from perfsuite.node.machine import detect
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 PROCESSES = [
-    Path(__file__).parent / name
-    for name in ("features/slurm", "gpu", "launch", "node", "robustness/test_hard_failures.py")
+    Path(__file__).parent / name for name in ("gpu", "launch", "node", "robustness/test_hard_failures.py")
 ]
-"""Files and folders of tests that start processes as users do. Other launch tests fork their processes."""
+"""Files and folders of tests that start processes as users do. So do tests with the mark `unforked`. Other
+launch tests fork their processes."""
 AS_USERS_DO = "--start-smoke-tests-as-users-do"
 LAUNCHES = {"smoke", "launch", "nightly"}
 """Marks of the tests that start processes. Smoke tests and nightly tests get the mark `launch`, too."""
@@ -81,8 +81,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 def is_forked(marks: set[str], path: Path, *, as_users_do: bool) -> bool:
     """Return whether the launches of a test with these marks are forked."""
-    is_real = any(map(path.is_relative_to, PROCESSES)) or ("smoke" in marks and as_users_do)
-    return "launch" in marks and not is_real
+    is_real = "unforked" in marks or any(map(path.is_relative_to, PROCESSES))
+    return "launch" in marks and not is_real and not ("smoke" in marks and as_users_do)
 
 
 def _only_gpu_tests(config: pytest.Config) -> bool:

@@ -211,8 +211,8 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     help="Performance regression tests for distributed training.\n\nExit status: 0; 1 for a finding (a "
-    "regression, a fault that was not caught, a failed check); 2 for an error; 3 if compare, bisect, "
-    "releases, dry-run, doctor, selftest, first-night or judge (for logs) cannot decide.",
+    "regression, a fault that was not caught, a failed check); 2 for an error; 3 if a "
+    "command cannot decide.",
     no_args_is_help=True,
     cls=_Commands,
 )

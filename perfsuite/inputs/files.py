@@ -23,8 +23,6 @@ LARGEST = 200_000_000
 LARGEST_DOCUMENT = 1_000_000_000
 """Maximum size of a perfsuite document, in bytes. Reading one takes four times as much memory. The results of
 1,000 cases with 8 launches on 2 ranks take 216 MB."""
-LARGEST_LOG = 2_000_000_000
-"""Maximum size of a TensorBoard log, in bytes. A log can contain pictures. It is read record by record."""
 LARGEST_OWN = 1_000_000
 """Maximum size of one of perfsuite's own small files, such as a lease or a rank's progress, in bytes."""
 _CHUNK = 1 << 20

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import pytest
-
+import perfsuite
 from bench_cases.predicted import published_tokens_per_s
 from bench_cases.published import Row
 from perfsuite import Case, Topology
@@ -22,8 +21,9 @@ from perfsuite.dry.machine import pretended_gpu
 from perfsuite.results import device_log_file
 from tests.analysis.step_time.steps import of_layers
 from tests.bench_cases.test_published import CASES, PUBLISHED
+from tests.frameworks.removable import skip_module_without
 
-library = pytest.importorskip("perfsuite.frameworks.torchtitan")
+skip_module_without("nanotron", "torchtitan")
 LOGS = Path(__file__).with_name("step_logs")
 FEW = 2  # a step is extrapolated from two logs, with FEW and MORE layers
 MORE = 4
@@ -105,7 +105,7 @@ def _rows(comparison: str, prefix: str) -> list[Row]:
 # torchtitan's own configurations have no `layers`, so these cases give the same sizes as options.
 _TITAN_8B = Case(
     model="llama-3.1-8b",
-    framework=library.TorchTitan(),
+    framework=perfsuite.TorchTitan(),
     sequence_length=8192,
     micro_batch=2,
     precision="bf16-mixed",
@@ -119,7 +119,7 @@ _405B = llama(
 )  # fmt: skip
 _TITAN_405B = _TITAN_8B.replace(
     model=_405B,
-    framework=library.TorchTitan(tensor_parallel=8),
+    framework=perfsuite.TorchTitan(tensor_parallel=8),
     activation_checkpointing="full",
     topology=Topology(nodes=16, processes_per_node=8),
 )

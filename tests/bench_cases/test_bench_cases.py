@@ -10,6 +10,7 @@ from perfsuite.case.catalog import MODELS
 from perfsuite.case.hardware import PRODUCTS
 from perfsuite.worker.counting.flops import count
 from tests.bench_cases.test_published import CASES
+from tests.frameworks.removable import needs_every_framework
 
 NIGHTLY = [
     case
@@ -49,6 +50,7 @@ def test_clocks_settle_before_a_long_window(case: Case) -> None:
     assert 5 * case.total_steps * step_s < case.timeout_s
 
 
+@needs_every_framework
 def test_large_models_learn_without_spikes() -> None:
     """Large models train without clipping and without a warm-up of the learning rate."""
     full = [case for case in CASES.values() if case.lora is None and case.hardware != ("cpu",)]

@@ -16,7 +16,10 @@ from tests.bench_cases.test_published import CASES, PUBLISHED
 from tests.bench_cases.test_published_tables import comparison
 from tests.benchmarks import published_dry
 from tests.counted import FACTS
+from tests.frameworks.removable import skip_module_without
 from tests.samples import make_run
+
+skip_module_without("torchtitan")  # most rows are its cases
 
 ROWS = [
     (published, row)

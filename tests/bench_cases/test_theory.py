@@ -20,8 +20,9 @@ from typing import Any
 
 import pytest
 
-from perfsuite import DDP, FSDP2, Case, Model, Topology
+from perfsuite import DDP, FSDP2, Case, Model, Topology, TorchTitan
 from perfsuite.case import torch_build
+from perfsuite.frameworks.torchtitan import MIN_TORCH
 from perfsuite.results.counts import Counts
 from tests.counted import FULL_SIZE
 from tests.dry.runs import passed
@@ -30,8 +31,6 @@ Shape = tuple[int, ...]
 Group = tuple[int, int]
 """The number of ranks, and the distance between two of them."""
 
-# Most formulas are for torchtitan's own models.
-library = pytest.importorskip("perfsuite.frameworks.torchtitan")
 LAYERS = 3  # the same number as in tests/frameworks/torchtitan/configs.py
 BYTES = {"float32": 4, "bfloat16": 2, "int64": 8}
 MIB = 1 << 20
@@ -173,7 +172,7 @@ def titan(config: str, full: bool, *overrides: str, **changes: Any) -> Case:
     name = f"{config}_whole_loss" if full and config not in family else config
     whole = family.get(config, "bench_cases.torchtitan_configs")
     cut = "tests.frameworks.torchtitan.configs"
-    framework = library.TorchTitan(module=whole if full else cut, config=name, overrides=overrides)
+    framework = TorchTitan(module=whole if full else cut, config=name, overrides=overrides)
     return BASE.replace(model=Model.named(config), framework=framework, **changes)
 
 
@@ -266,7 +265,7 @@ def hsdp(full: bool) -> Theory:
     step.multiply(length, [*layers * weights, llama.end], layers * [weights[1], weights[3]])
     step.attend(llama.heads, length, length, (128, 128), layers)
     changes = {"sequence_length": length, "activation_checkpointing": "selective-op"}
-    framework = library.TorchTitan(data_parallel_replicate=4)
+    framework = TorchTitan(data_parallel_replicate=4)
     return BASE.replace(model=llama.config(layers), framework=framework, **changes), step
 
 
@@ -475,7 +474,7 @@ def counted(case: Case, directory: Path) -> tuple[Sent, Counts]:
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif(torch_build.release() < library.MIN_TORCH, reason="the formulas are of a newer torch")
+@pytest.mark.skipif(torch_build.release() < MIN_TORCH, reason="the formulas are of a newer torch")
 @pytest.mark.parametrize("name", THEORIES)
 def test_a_dry_run_counts_what_theory_says(name: str, tmp_path: Path) -> None:
     case, theory = THEORIES[name](False)

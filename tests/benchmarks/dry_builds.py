@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import perfsuite
 from perfsuite import (
     DDP,
     FSDP,
@@ -13,10 +14,8 @@ from perfsuite import (
     Lightning,
     LoRA,
     Model,
-    Nanotron,
     Script,
     Topology,
-    TorchTitan,
     Trainer,
     documents,
 )
@@ -26,7 +25,6 @@ from perfsuite.results.run import Run
 from tests.dry.twins import BASELINES
 from tests.samples import make_case
 
-(EXPERTS,) = (BASELINES / "counts" / "cpu").glob("torchtitan-deepseek_v3_debugmodel-*.json")
 SCRIPT = Path(__file__).parents[1] / "dry" / "every_call.py"
 FLAT = {**catalog.MODELS["llama-tiny"].config, "num_hidden_layers": 1}
 TINY = make_case(
@@ -72,13 +70,18 @@ CASES = {
     "trainer, fsdp": TINY.replace(framework=Trainer(fsdp="full_shard auto_wrap")),
     "lightning ddp": GPT.replace(framework=Lightning(strategy="ddp")),
     "lightning fsdp2": TINY.replace(framework=Lightning(strategy="fsdp2")),
-    "torchtitan, tp": TINY.replace(framework=TorchTitan(tensor_parallel=2), topology=FOUR),
-    "torchtitan, experts": documents.read(EXPERTS, CountBaseline).case.replace(hardware="h100"),
-    "nanotron, dp and tp": TINY.replace(framework=Nanotron(dp=2, tp=2), precision="bf16", topology=FOUR),
     "script, ddp": _script(),
     "script, static graph, fp16": _script("--static-graph", precision="fp16-mixed"),
     "script, fsdp2": _script("--fsdp2"),
 }
+# The folders of these frameworks can be deleted.
+if hasattr(perfsuite, "TorchTitan"):
+    (experts,) = (BASELINES / "counts" / "cpu").glob("torchtitan-deepseek_v3_debugmodel-*.json")
+    CASES["torchtitan, tp"] = TINY.replace(framework=perfsuite.TorchTitan(tensor_parallel=2), topology=FOUR)
+    CASES["torchtitan, experts"] = documents.read(experts, CountBaseline).case.replace(hardware="h100")
+if hasattr(perfsuite, "Nanotron"):
+    sharded = perfsuite.Nanotron(dp=2, tp=2)
+    CASES["nanotron, dp and tp"] = TINY.replace(framework=sharded, precision="bf16", topology=FOUR)
 
 
 def differences(first: Run, second: Run) -> list[str]:

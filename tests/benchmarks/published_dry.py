@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from bench_cases.published import Comparison, PublishedFigure, Row
-from perfsuite import Case, TorchTitan
+from perfsuite import Case
 from perfsuite.dry.driver import dry_run
 from perfsuite.results.run import Run
 from tests.bench_cases.test_published import CASES, PUBLISHED
@@ -45,8 +45,9 @@ def main() -> None:
 def uncompiled(case: Case) -> Case:
     """Return `case` without compilation, and without torchtitan's options for compilation."""
     framework = case.framework
-    if isinstance(framework, TorchTitan):
-        words = tuple(word for word in framework.overrides if not word.startswith("--compile."))
+    if framework.name == "torchtitan":
+        overrides = framework.model_dump()["overrides"]
+        words = tuple(word for word in overrides if not word.startswith("--compile."))
         framework = framework.replace(overrides=words)
     return case.replace(compile=False, framework=framework)
 

@@ -13,6 +13,7 @@ from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect
 from perfsuite.results.counts import Counts, of_rank
 from perfsuite.results.run import Run
+from tests.benchmarks.dry_builds import CASES
 from tests.dry.runs import failure_of, passed
 from tests.frameworks.test_base import COUNTED, measured
 from tests.packages import Packages
@@ -598,8 +599,6 @@ def test_ignores_losses_of_another_optimizer(tmp_path: Path) -> None:
 
 def test_a_script_may_call_all_of_torch_cuda(tmp_path: Path) -> None:
     """The script uses streams, events, pinned memory, a static graph, a scaler and `torch.accelerator`."""
-    from tests.benchmarks.dry_builds import CASES  # not at the top: it needs every framework
-
     run = passed(CASES["script, static graph, fp16"], tmp_path)
     assert run.machine.device == "cuda"
     gradients = [sent for sent in counted(run).collectives if sent.kind == "all_reduce"]

@@ -1,6 +1,5 @@
 """Test that each framework is one file or folder that can be deleted without breaking another."""
 
-import ast
 from pathlib import Path
 
 import pytest
@@ -60,31 +59,3 @@ def test_one_line_imports_each_framework(name: str) -> None:
     ]
     (line,) = lines
     assert line.startswith(f"__init__.py: from perfsuite.frameworks.{name} import ")
-
-
-TESTS = Path(__file__).parents[1]
-WITH_A_FOLDER_OF_TESTS = ("deepspeed", "nanotron", "torchtitan")
-OF_ALL_FRAMEWORKS = {TESTS / "gpu", TESTS / "benchmarks"}
-"""Tests of GPU days and of published cases, which need every framework."""
-
-
-def imported_by(file: Path) -> set[str]:
-    """Return the names that a file imports from the package, and the modules of frameworks it imports."""
-    nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
-    names = {alias.name for node in nodes if node.module == "perfsuite" for alias in node.names}
-    return names | {str(node.module) for node in nodes}
-
-
-@pytest.mark.parametrize("name", sorted({*WITH_A_FOLDER_OF_TESTS} & {*NAMES}))
-def test_tests_outside_its_folder_do_without_it(name: str) -> None:
-    entry_point = extensions.own(FRAMEWORKS)[name].entry_point
-    of_its_own = {*OF_ALL_FRAMEWORKS, TESTS / "frameworks" / name}
-    users = [
-        str(file.relative_to(TESTS))
-        for file in TESTS.rglob("*.py")
-        if not of_its_own & {*file.parents} and "node_modules" not in file.parts
-        for imported in imported_by(file)
-        if imported == entry_point.attr
-        or f"{imported}.".startswith((f"{entry_point.module}.", f"tests.frameworks.{name}."))
-    ]
-    assert users == []

@@ -6,21 +6,8 @@ from typing import Any
 
 import pytest
 
-from perfsuite import (
-    DDP,
-    FSDP,
-    FSDP2,
-    Accelerate,
-    Case,
-    DeepSpeed,
-    Lightning,
-    LoRA,
-    Model,
-    Nanotron,
-    Script,
-    Topology,
-    TorchTitan,
-)
+import perfsuite
+from perfsuite import DDP, FSDP, FSDP2, Accelerate, Case, Lightning, LoRA, Model, Script, Topology
 
 pytestmark = pytest.mark.gpu
 
@@ -63,45 +50,59 @@ WIDE = [
         for checkpointing in ("full", "every-2", "selective-op")
     ),
     BASE.replace(lora=LoRA(rank=16, alpha=32), learning_rate=1e-3),
-    BASE.replace(framework=Nanotron(), precision="bf16"),
-    SCRIPT,
 ]
+if hasattr(perfsuite, "Nanotron"):  # its folder can be deleted
+    WIDE.append(BASE.replace(framework=perfsuite.Nanotron(), precision="bf16"))
+WIDE.append(SCRIPT)
 
-EAGER = BASE.replace(framework=TorchTitan())
-GRAPHS = BASE.replace(framework=TorchTitan(disable_cuda_graphs=False))
-EXPERTS = TINY.replace(
-    model=Model.named("deepseek"),
-    framework=TorchTitan(
-        module="deepseek_v3",
-        config="deepseek_v3_debugmodel",
-        overrides=(
-            "--training.seq_len=64",
-            "--training.local_batch_size=2",
-            "--training.steps=40",
-            "--debug.moe_force_load_balance",
+
+def cases_of_torchtitan() -> list[Case]:
+    """Return eager cases, cases with CUDA graphs, and a mixture of experts."""
+    graphs = BASE.replace(framework=perfsuite.TorchTitan(disable_cuda_graphs=False))
+    experts = TINY.replace(
+        model=Model.named("deepseek"),
+        framework=perfsuite.TorchTitan(
+            module="deepseek_v3",
+            config="deepseek_v3_debugmodel",
+            overrides=(
+                "--training.seq_len=64",
+                "--training.local_batch_size=2",
+                "--training.steps=40",
+                "--debug.moe_force_load_balance",
+            ),
         ),
-    ),
-    precision="bf16-mixed",
-    activation_checkpointing="selective-op",
-    learning_rate=Case.model_fields["learning_rate"].default,
-)
+        precision="bf16-mixed",
+        activation_checkpointing="selective-op",
+        learning_rate=Case.model_fields["learning_rate"].default,
+    )
+    return [
+        BASE.replace(framework=perfsuite.TorchTitan()),
+        graphs,
+        graphs.replace(micro_batch=1, gradient_accumulation=2),
+        experts,
+    ]
+
+
+def cases_of_deepspeed() -> list[Case]:
+    """Return a case of ZeRO 1, one of ZeRO 3, and one of ZeRO 3 with the optimizer on the CPU."""
+    configs: list[dict[str, Any]] = [
+        {"zero_optimization": {"stage": 1}},
+        {"zero_optimization": {"stage": 3}},
+        {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}},
+    ]
+    return [BASE.replace(framework=perfsuite.DeepSpeed(config=config)) for config in configs]
+
+
 ADAPTED = BASE.replace(precision="bf16", lora=LoRA(rank=16, alpha=32), learning_rate=1e-3)
-OFFLOADED = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}
 LIBRARIES = [
-    EAGER,
-    GRAPHS,
-    GRAPHS.replace(micro_batch=1, gradient_accumulation=2),
-    EXPERTS,
+    *(cases_of_torchtitan() if hasattr(perfsuite, "TorchTitan") else []),
     BASE.replace(framework=DDP(float8="tensorwise")),
     BASE.replace(framework=FSDP2(float8="tensorwise")),
     ADAPTED.replace(quantization="4bit"),
     ADAPTED.replace(quantization="8bit"),
     BASE.replace(attention="flash_attention_2"),
     BASE.replace(model="mamba-1.6b", micro_batch=1),
-    *(
-        BASE.replace(framework=DeepSpeed(config=config))
-        for config in ({"zero_optimization": {"stage": 1}}, {"zero_optimization": {"stage": 3}}, OFFLOADED)
-    ),
+    *(cases_of_deepspeed() if hasattr(perfsuite, "DeepSpeed") else []),
 ]
 
 

@@ -312,6 +312,12 @@ def test_every_option_and_ini_key_is_explained(pytestconfig: pytest.Config) -> N
     assert {key for key in keys if has_ini_key(pytestconfig, key)} - words == set()
 
 
+def test_option_page_has_the_table_of_options() -> None:
+    written = runpy.run_path(str(ROOT / "docs" / "option_table.py"))["written"]
+    page = (ROOT / "docs" / "options.md").read_text()
+    assert written(page) == page, "run python docs/option_table.py"
+
+
 def test_command_page_matches_the_commands() -> None:
     hidden = {name for name, command in COMMANDS.items() if command.hidden}
     assert hidden == {"github comment", "github issue", "github propose", "history pull", "history push"}

@@ -162,7 +162,7 @@ def test_each_framework_has_a_named_smoke_test() -> None:
         ({"unit"}, "dry/test_rank.py", False, False),
         ({"launch"}, "dry/test_rank.py", True, True),
         ({"launch"}, "launch/test_local.py", False, False),
-        ({"launch"}, "features/slurm/test_launcher.py", False, False),
+        ({"launch", "unforked"}, "dry/test_rank.py", False, False),
         ({"launch", "smoke"}, "dry/test_rank.py", False, True),
         ({"launch", "smoke"}, "dry/test_rank.py", True, False),
     ],

@@ -11,6 +11,7 @@ import pytest
 
 import perfsuite
 from perfsuite.frameworks.common.private import NAMES
+from tests.frameworks.removable import DELETED, needs_every_framework
 
 PACKAGE = Path(perfsuite.__file__).parent
 MODULE = "frameworks/common/private.py"
@@ -22,6 +23,7 @@ ALLOWED = {
     "worker/spans/events.py": "RECOGNISED is a table of places; a note names one that is missing",
 }
 """Files and folders that may use any private name."""
+OF_DELETED = tuple(f"frameworks/{name}/" for name in DELETED)
 
 ALLOWED_NAMES = {
     # Names of Python
@@ -46,18 +48,26 @@ ALLOWED_NAMES = {
         ("_grouped_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"),
         "counting/counter.py: operators, where torch has them",
     ),
-    # Names of nanotron 0.4 and torchtitan 0.3 for the folders of these frameworks. The versions are pinned.
-    "_contiguous_fp32_grad_buffer": "nanotron",
-    **dict.fromkeys(
-        ("_EMBEDDING_SKIP_INIT", "_build_llama3_layers", "_output_linear_init", "_owner"), "torchtitan"
-    ),
-    "_dispatch_token_exchange": "torchtitan; replaced by `patches`, which says if it is gone",
     # Names of perfsuite
     "_base": "worker/flight_recorder.py: the end of names of collectives in torch's flight recorder",
-    "_degree": "frameworks/torchtitan/configuration.py: the end of names of fields",
     "_pattern": "case/case.py: the end of names of fields",
 }
 """Names that any file may use, each with its reason."""
+
+OF_FRAMEWORKS = {
+    "nanotron": {"_contiguous_fp32_grad_buffer": "of nanotron 0.4, the only supported version"},
+    "torchtitan": {
+        **dict.fromkeys(
+            ("_EMBEDDING_SKIP_INIT", "_build_llama3_layers", "_output_linear_init", "_owner"),
+            "of torchtitan 0.3, the only supported version",
+        ),
+        "_dispatch_token_exchange": "replaced by `patches`, which says if it is gone",
+        "_degree": "configuration.py: the end of names of fields",
+    },
+}
+"""Names that any file may use unless the folder of the framework was deleted."""
+for _framework in OF_FRAMEWORKS.keys() - {*DELETED}:
+    ALLOWED_NAMES.update(OF_FRAMEWORKS[_framework])
 
 OPERATORS = re.compile(r"(aten|torch\.ops|c10d|_c10d_functional(_autograd)?|_dtensor|prim|profiler)\.")
 """Prefixes of the names of torch's operators. These names are data in traces and counts. A separate test
@@ -149,7 +159,7 @@ def test_private_names_are_in_one_module() -> None:
     assert others == [], f"add them to {MODULE}, with their versions and what is lost without them"
 
 
-@pytest.mark.parametrize("place", ALLOWED)
+@pytest.mark.parametrize("place", [place for place in ALLOWED if not place.startswith(OF_DELETED)])
 def test_every_allowed_place_needs_to_be_allowed(place: str) -> None:
     assert [name for file, _, name in all_uses() if file.startswith(place)]
 
@@ -191,6 +201,7 @@ def looked_up(tree: ast.AST) -> Iterator[str]:
             yield node.value
 
 
+@needs_every_framework  # some entries are for one framework
 def test_every_entry_of_the_module_is_used() -> None:
     others = [tree for file, tree in trees().items() if file != MODULE]
     used = {name for tree in others for name in looked_up(tree)}

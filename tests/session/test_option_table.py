@@ -1,4 +1,3 @@
-import runpy
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
@@ -13,8 +12,6 @@ from perfsuite.session.outputs import write_report
 from perfsuite.session.setup import Options
 from perfsuite.verdict.policy import Policy
 from tests.samples import make_result, make_run, make_session_file
-
-DOCS = Path(__file__).parents[2] / "docs"
 
 
 def made(**given: str) -> Options:
@@ -170,9 +167,3 @@ def test_a_verdict_depends_on_these_alone() -> None:
         "--perf-baselines": "/repo/baselines",
         "--perf-inject": "nan",
     }
-
-
-def test_the_page_has_the_table_as_it_is() -> None:
-    written = runpy.run_path(str(DOCS / "option_table.py"))["written"]
-    page = (DOCS / "options.md").read_text()
-    assert written(page) == page, "run python docs/option_table.py"

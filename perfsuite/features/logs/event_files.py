@@ -11,12 +11,14 @@ from typing import Any
 
 from perfsuite.errors import CaseError, FileError
 from perfsuite.frameworks.base import require
-from perfsuite.inputs.files import LARGEST_LOG, open_file
+from perfsuite.inputs.files import open_file
 
 EVENT_FILES = "*tfevents*"  # pattern of the names of TensorBoard's event files
 MEGATRON_TAG = "iteration-time"
 """Tag of Megatron-LM's seconds per iteration, as means over `--log-interval`. Megatron-LM logs it only with
 `--log-timers-to-tensorboard`."""
+LARGEST_LOG = 2_000_000_000
+"""Maximum size of a log, in bytes. A log can contain pictures. It is read record by record."""
 LONGEST = 1e15  # upper limit of a time, in any unit
 
 

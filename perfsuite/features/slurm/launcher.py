@@ -27,7 +27,7 @@ from perfsuite.errors import AllocationOverError, LaunchError, MachineError
 from perfsuite.features.slurm import commands
 from perfsuite.features.slurm.commands import POLL_S, SlurmError, patiently
 from perfsuite.features.slurm.describe import GRANTED_GPUS, Described
-from perfsuite.inputs import files
+from perfsuite.inputs.files import read_text
 from perfsuite.inputs.setting import Setting, words
 from perfsuite.launch.base import Launcher
 from perfsuite.launch.driving import agent_command, drive, environment, prepare, started
@@ -49,6 +49,7 @@ END_S = 90.0  # time limit for Slurm to end a step, which takes over 30 s if slu
 WAIT_S = 120
 DESCRIBE_S = 300.0
 SHORTEST_S = 60.0  # minimum assumed duration of a launch
+LARGEST_LOG = 2_000_000_000  # maximum size of a log of `srun` or of an agent, in bytes
 BAD_END = re.compile(r"^srun: error: (\S+: tasks? .*)", re.MULTILINE)
 """The message of `srun` about an agent that ended badly. This process, and not `srun`, then ends the other
 agents. So any message about an aborted step comes from Slurm itself."""
@@ -324,7 +325,7 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
     the abort: ranks fail when the ranks of another node are gone.
     """
     logs = [
-        files.read_text(log, files.LARGEST_LOG, errors="replace")
+        read_text(log, LARGEST_LOG, errors="replace")
         for log in (run_dir.scheduler_log, *run_dir.all_agent_logs())
     ]
     reasons = map(ENDED_BY_SLURM.search, logs)
@@ -353,7 +354,7 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
 
 def _bad_end(run_dir: RunDir) -> re.Match[str] | None:
     """Return the message of `srun` about the first agent that ended badly. None if no agent did."""
-    return BAD_END.search(files.read_text(run_dir.scheduler_log, files.LARGEST_LOG, errors="replace"))
+    return BAD_END.search(read_text(run_dir.scheduler_log, LARGEST_LOG, errors="replace"))
 
 
 def _for_srun(variables: Mapping[str, str]) -> dict[str, str]:

@@ -9,6 +9,11 @@ from tests.features.slurm.emulated import Cluster
 from tests.processes import wait_until
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Let all tests in this folder start processes as users do."""
+    item.add_marker("unforked")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Add the logs of Slurm's daemons to the report of a failed test that uses a cluster."""

@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 
 
+def test_its_tests_are_unforked(request: pytest.FixtureRequest) -> None:
+    assert request.node.get_closest_marker("unforked") is not None
+
+
 @pytest.mark.parametrize(("ci", "outcome"), [("", {"skipped": 1}), ("true", {"errors": 1})])
 def test_without_slurm_skips_or_fails_in_ci(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, ci: str, outcome: dict[str, int]
