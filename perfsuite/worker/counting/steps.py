@@ -135,10 +135,7 @@ class Counting:
         self._ended += 1
         if self._counter is None:
             return
-        if self._norm is not None:
-            self._norm.leave()
-        if not leave(self._counter):
-            self._give_up(REMOVED)
+        if not self._leave(self._counter):
             return
         if in_backward():  # autograd will restore the dispatch modes that were active when backward began
             self._give_up(IN_BACKWARD)
@@ -204,13 +201,19 @@ class Counting:
         if self._ended == FIRST_COUNTED - 1:
             self._counter.memory.begin_cycles_again()
             return
-        if self._norm is not None:
-            self._norm.leave()
-        if not leave(self._counter):
-            self._give_up(REMOVED)
+        if not self._leave(self._counter):
             return
         self._counter.skip_step()
         self._enter(self._counter)
+
+    def _leave(self, counter: StepCounter) -> bool:
+        """End counting for now. Return False, and stop counting for good, if the counter was removed."""
+        if self._norm is not None:
+            self._norm.leave()
+        if not leave(counter):
+            self._give_up(REMOVED)
+            return False
+        return True
 
     @_to_a_note
     def lack(self, why: str) -> None:
