@@ -23,7 +23,7 @@ CASES = [
     LLAMA.replace(framework=Trainer(fsdp="full_shard auto_wrap")),
     LLAMA.replace(framework=Lightning(strategy="fsdp2")),
 ]
-# The folders of these frameworks can be deleted.
+# These frameworks are missing if their folders in `perfsuite/frameworks` were deleted.
 if hasattr(perfsuite, "DeepSpeed"):
     zero_2 = perfsuite.DeepSpeed(config={"zero_optimization": {"stage": 2}})
     CASES.append(LLAMA.replace(framework=zero_2))

@@ -55,7 +55,7 @@ ON_ONE_NODE = [
     PUBLISHED,
     ONE_NODE.replace(framework=Lightning(strategy="fsdp2")),
 ]
-if hasattr(perfsuite, "TorchTitan"):  # its folder can be deleted
+if hasattr(perfsuite, "TorchTitan"):  # it is missing if its folder was deleted
     ON_ONE_NODE.append(ONE_NODE.replace(framework=perfsuite.TorchTitan()))
 ON_SEVERAL_NODES = [
     TWO_NODES,

@@ -68,7 +68,7 @@ STAY_S = LEAVE_S + GRACE_S
 STAYED = f"was killed because it had not ended {STAY_S} s after every rank had reported"
 # multiprocessing reports this exit code if the fork server is gone, but a rank can also end with it.
 NO_EXIT_CODE = "exit code 255"
-PROGRAMS = (".py", ".sh")  # suffixes of files of which each arm runs its own version
+PROGRAMS = (".py", ".sh")  # suffixes of program files. Each arm runs its own version of such a file
 
 Process = BaseProcess | subprocess.Popen[bytes]  # a rank of perfsuite's worker, or of a script
 
@@ -392,7 +392,7 @@ def _ended(job: AgentJob, what: str, code: int) -> str:
         why = f": it does not train, or it uses no optimizer of torch{child}"
     else:
         when = f"when rank 0 had finished at least {steps} of {total} optimizer steps"
-        why = ": Python did not exit normally (os._exit?), or perfsuite would have written a report"
+        why = ": Python cannot have exited normally (os._exit?), because perfsuite would then have written a report"
     return f"{what} ended with {_exit_code(code)}, {when}{'' if code else why}"
 
 

@@ -1,4 +1,4 @@
-"""Run a test that measures a case: the `bench` fixture, and the outcome of the test."""
+"""Run the tests that measure cases. Defines the `bench` fixture, and decides the outcome of each test."""
 
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -212,7 +212,7 @@ def pytest_runtest_makereport(
 def _note_outcome(item: pytest.Item, test_report: pytest.TestReport, call: pytest.CallInfo[Any]) -> None:
     """Record the outcome of a test so far, and the reason.
 
-    The first failed phase decides. If no phase failed, the last phase that did not pass decides.
+    The first failed phase decides. If no phase failed, the last phase whose outcome is not `passed` decides.
     """
     if test_report.when == "setup":
         item.stash[ENDED_AS] = "passed"

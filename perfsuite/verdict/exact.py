@@ -126,7 +126,7 @@ def _missing_ranks(runs: Sequence[Run], baseline: CountBaseline, launches: Launc
 def _grown(baseline: CountBaseline, launches: Launches) -> tuple[str, ...]:
     """Return the unsteady fields that are larger than in any launch of the baseline.
 
-    In an older baseline, the largest value of a field that is unsteady there is unknown.
+    Older baselines do not record the largest value of their unsteady fields, so these fields are left out.
     """
     unjudged = {*unsteady(launches), *baseline.largest}
     before = _largest([baseline.counts], unjudged)
@@ -159,7 +159,7 @@ def count_differences(baseline: CountBaseline, now: CountBaseline) -> tuple[Find
 
 
 def missing_ranks(baseline: CountBaseline, now: CountBaseline) -> str | None:
-    """Return the ranks that are in the baseline but not in `now`: `rank 1 is`, or `ranks 0-3 are`."""
+    """Name the ranks that are in the baseline but not in `now`, with a verb, such as `ranks 0-3 are`."""
     lost = ranks_in(baseline.counts) - ranks_in(now.counts)
     return _named(sorted(lost)) if lost else None
 

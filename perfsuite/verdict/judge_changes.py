@@ -65,7 +65,7 @@ class Places(NamedTuple):
     root: str  # pytest's root directory
     baselines: str
     cases: str
-    linked: frozenset[str] = frozenset()  # files elsewhere that links point to
+    linked: frozenset[str] = frozenset()  # files outside of these directories to which symbolic links point
 
 
 def sentences(changes: Iterable[FileChange], places: Places, base: str) -> list[str]:

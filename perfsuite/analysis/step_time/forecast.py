@@ -48,7 +48,8 @@ quantile of chi-squared with one degree of freedom."""
 MOST_FROM_THE_HOST = 1.25
 """There is no forecast if the times of the step with different plausible hosts differ by more than this
 factor."""
-MOST_FOR_A_FACTOR = 2  # the host's factor is shown only if plausible hosts differ by at most this factor
+# The host's factor is shown only if its plausible values differ from each other by at most this factor.
+MOST_FOR_A_FACTOR = 2
 KINDS = {
     "none": "without communication",
     "replicated": "with replicated parameters",

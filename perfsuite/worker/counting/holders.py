@@ -141,7 +141,7 @@ class _Search:
                 continue
             place = _place(link)
             new = link.ends & ~self._reached.get(place, 0)
-            # If a link is reached again, follow it only for searched objects that did not lead to it before.
+            # If a link is reached again, follow it only for the searched objects from which it was not reached before.
             if new and not isinstance(link.thing, type):
                 self._reached[place] = self._reached.get(place, 0) | new
                 previous = following.get(place)
@@ -273,7 +273,7 @@ def _running() -> set[int]:
 
 
 def _local_variables() -> dict[int, str]:
-    """Return the names of the local variables of running functions. The keys are the ids of their values."""
+    """Return the names of the local variables of running functions. The keys are the ids of the values."""
     names: dict[int, str] = {}
     for frame in sys._current_frames().values():
         above: FrameType | None = frame
