@@ -392,7 +392,7 @@ def _ended(job: AgentJob, what: str, code: int) -> str:
         why = f": it does not train, or it uses no optimizer of torch{child}"
     else:
         when = f"when rank 0 had finished at least {steps} of {total} optimizer steps"
-        why = ": Python cannot have exited normally (os._exit?), because perfsuite would then have written a report"
+        why = ": Python cannot have exited normally (os._exit?), because perfsuite wrote no report"
     return f"{what} ended with {_exit_code(code)}, {when}{'' if code else why}"
 
 

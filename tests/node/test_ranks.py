@@ -157,7 +157,7 @@ def test_kills_a_rank_that_takes_too_long(
         (
             0,
             "exit code 0",
-            ": Python cannot have exited normally (os._exit?), because perfsuite would then have written a report",
+            ": Python cannot have exited normally (os._exit?), because perfsuite wrote no report",
         ),
     ],
 )

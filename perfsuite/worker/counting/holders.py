@@ -141,7 +141,8 @@ class _Search:
                 continue
             place = _place(link)
             new = link.ends & ~self._reached.get(place, 0)
-            # If a link is reached again, follow it only for the searched objects from which it was not reached before.
+            # If a link is reached again, follow it only for searched objects from which it was not reached
+            # before.
             if new and not isinstance(link.thing, type):
                 self._reached[place] = self._reached.get(place, 0) | new
                 previous = following.get(place)
