@@ -66,8 +66,8 @@ def test_json_may_precede_the_command(listed_in_mine: str) -> None:
 @pytest.mark.parametrize(
     ("option", "command"),
     [
-        (("--json",), ("export", "--format", "hud")),
-        (("--cases", "mine"), ("history", "list")),
+        (("--json",), ("baseline", "accept")),
+        (("--cases", "mine"), ("baseline", "list")),
         (("--store", "mine"), ("doctor",)),
         (("--baselines", "mine"), ("report",)),
     ],
@@ -84,7 +84,7 @@ def test_an_option_in_front_is_given_once() -> None:
 
 
 def test_help_is_shown_beside_an_unused_option() -> None:
-    assert "Usage: " in run("--json", "export", "--help").stdout
+    assert "Usage: " in run("--json", "baseline", "accept", "--help").stdout
 
 
 def commands_of(group: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -257,8 +257,8 @@ def test_a_full_disk_is_one_line_and_status_2(words: str) -> None:
     [
         (("compare",), " compare [OPTIONS] [CASE]..."),
         (("report",), " report [OPTIONS] [RESULTS.json]..."),
-        (("bisect",), " bisect [OPTIONS] {CASE}"),
-        (("history", "add"), " history add [OPTIONS] [RESULTS]..."),
+        (("baseline", "show"), " baseline show [OPTIONS] {CASE}"),
+        (("baseline", "accept"), " baseline accept [OPTIONS] [CASE]"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -275,3 +275,13 @@ def test_help_does_not_list_what_workflows_call() -> None:
     shown = invoke("--help").stdout
     assert "publish" in shown
     assert "push" not in shown
+
+
+def test_usage_names_the_results_in_capitals() -> None:
+    assert " history add [OPTIONS] [RESULTS]..." in commands.flat(invoke("add", "--help").stdout)
+
+
+def test_list_refuses_the_directory_of_cases() -> None:
+    error = commands.error_of("--cases", "mine", "history", "list")
+    assert "Invalid value for '--cases': " in error
+    assert " does not use it. Leave it out" in error

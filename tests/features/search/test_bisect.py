@@ -157,3 +157,7 @@ def test_a_case_that_cannot_run_here_is_an_error(launches: Launches, monkeypatch
     commands.hold(monkeypatch, case)
     message = commands.error_of("bisect", case.id, "--good", "HEAD~1")
     assert message.startswith(f"perfsuite bisect: {case.id}: ")
+
+
+def test_usage_names_the_case_in_capitals() -> None:
+    assert " bisect [OPTIONS] {CASE}" in commands.flat(commands.run("bisect", "--help").stdout)

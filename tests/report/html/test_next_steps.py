@@ -4,7 +4,9 @@ from typing import Any
 import pytest
 import typer
 
+from perfsuite import extensions
 from perfsuite.cli.app import app
+from perfsuite.extensions import COMMANDS
 from perfsuite.launch.arm import Arm
 from perfsuite.report.html.next_steps import next_steps
 from perfsuite.results.session_file import ArmFacts, Measurement
@@ -188,7 +190,7 @@ SUGGESTING = {
 @pytest.mark.parametrize("name", SUGGESTING)
 def test_every_suggested_command_is_parsed(name: str) -> None:
     result, arms = SUGGESTING[name]
-    suggested = commands(result, arms)
+    suggested = commands(result, arms, names=tuple(extensions.names(COMMANDS)))
     assert suggested
     for command in suggested:
         parse(command)
