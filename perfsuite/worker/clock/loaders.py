@@ -35,8 +35,9 @@ ELSEWHERE = (
 _HOST = HostTimer()
 _loading: set[int] = set()  # ids of the threads in which a loader is producing a batch
 _wait: DataWait | None = None  # the data wait of the training in this process
-# The id of an iterator that the loader of the case has returned -> the iterator.
-_of_case: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+# The id of a living iterator that the loader of the case has returned -> a weak reference to the iterator.
+# Calls of a `WeakValueDictionary` would count as Python calls of the training.
+_of_case: dict[int, weakref.ref[Any]] = {}
 _settings: set[str] = set()  # settings of the loaders that have begun to yield batches
 
 
@@ -171,10 +172,13 @@ def timed(make: Callable[..., Any], *, is_of_case: bool = False) -> Callable[...
             startup_clock.first_batch()
             if wait is not None:
                 iterator = args[0] if args else None
-                wait.give(thread, is_of_case=is_of_case or _of_case.get(id(iterator)) is iterator is not None)
+                wait.give(thread, is_of_case=is_of_case or _is_of_case(iterator))
         if _wait is not None and args:
-            with contextlib.suppress(Exception):  # only the work of a batch is then unknown
+            # `contextlib.suppress` would count as Python calls of the training.
+            try:
                 _wait.note_workers(args[0])
+            except Exception:  # only the work of a batch is then unknown
+                return made
         return made
 
     watched.is_watched = True  # type: ignore[attr-defined]
@@ -194,8 +198,15 @@ def _with_timed_batches(made: Any) -> Any:
         except (TypeError, AttributeError):
             return _proxy_class(kind)(made)
     with contextlib.suppress(TypeError):  # it does not support weak references
-        _of_case[id(made)] = made
+        key = id(made)
+        _of_case[key] = weakref.ref(made, lambda _: _of_case.pop(key, None))
     return made
+
+
+def _is_of_case(iterator: Any) -> bool:
+    """Return whether an iterator comes from the loader that the case names."""
+    made = _of_case.get(id(iterator))
+    return made is not None and made() is iterator
 
 
 class _Batches:
