@@ -145,7 +145,7 @@ class CountCheck(Data):
     unsteady: tuple[str, ...] = ()  # fields that vary between launches on either side: never judged
     # Unsteady fields that are larger than in any launch of the baseline, so the work might have grown.
     grown: tuple[str, ...] = ()
-    # Ranks, spans and quantities that only one side has.
+    # Ranks, spans and quantities that only one side has, so the work might have changed there.
     one_sided: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # counts that were not judged, and why
     compared: bool = True  # whether launches and baseline were compared at all

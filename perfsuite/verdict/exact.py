@@ -10,9 +10,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from perfsuite.results import quantities
 from perfsuite.results.count_baseline import CountBaseline, unsteady, versions_of
-from perfsuite.results.counts import Counts, are_alike, named_ranks
+from perfsuite.results.counts import Counts, are_alike, named_ranks, step_name
 from perfsuite.results.outcome import NOT_JUDGED, WORST_FIRST, CountCheck, Finding
 from perfsuite.results.quantities import Quantity
+from perfsuite.results.rank_report import is_of_start_up
 from perfsuite.results.run import Run
 from perfsuite.verdict.count_doubts import reasons_to_doubt
 from perfsuite.verdict.count_findings import Judged, Launches, alike, findings_of, new_events, ranks_in
@@ -99,15 +100,15 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool =
         )
     # pragma: no mutate [-1] to [-0]: all launches of a session have the same versions
     changed = [] if of_arm else changed_versions(baseline.versions, versions_of(counted(runs)[-1]))
-    one_sided = _not_judged(baseline, launches, {event.span for event in new})
+    not_judged = _not_judged(baseline, launches, {event.span for event in new})
     upgraded = [f"counted with other versions: {', '.join(changed)}"] if changed and findings else []
     return CountCheck(
         outcome="not counted" if doubts and outcome != "regressed" else outcome,
         findings=findings,
         unsteady=tuple(sorted({*baseline.unsteady, *unsteady(launches)})),
         grown=_grown(baseline, launches),
-        one_sided=tuple(one_sided),
-        notes=(*doubts, *upgraded, *[note for note in one_sided if note not in doubts]),
+        one_sided=tuple(note for note, can_be_a_change in not_judged.items() if can_be_a_change),
+        notes=(*doubts, *upgraded, *[note for note in not_judged if note not in doubts]),
     )
 
 
@@ -173,32 +174,42 @@ def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> list[
     ]
 
 
-def _not_judged(baseline: CountBaseline, launches: Launches, judged: Collection[str]) -> list[str]:
-    """Describe what was not judged, and why. `judged` has the names of new spans that are judged."""
+def _not_judged(baseline: CountBaseline, launches: Launches, judged: Collection[str]) -> dict[str, bool]:
+    """Describe what was not judged, and why. `judged` has the names of new spans that are judged.
+
+    The values say whether the work might have changed there. If a baseline only lacks what an older perfsuite
+    did not count, this is no sign of a change.
+    """
     then = ranks_in(baseline.counts)
     now = set.intersection(*map(ranks_in, launches))
     missing = ((then - now, _NOT_COUNTED), (now - then, _NOT_IN_BASELINE))
-    notes = [_rank_note(ranks, where) for ranks, where in missing if ranks]
+    notes = [(_rank_note(ranks, where), True) for ranks, where in missing if ranks]
     for _, before, after in alike(baseline, launches):
         notes += _spans_not_judged(before, after, judged)
         notes += _quantities_not_judged(before, after)
-    return [*dict.fromkeys(notes)]
+    return dict(notes)
 
 
-def _spans_not_judged(before: Counts, after: Sequence[Counts], judged: Collection[str]) -> Iterator[str]:
-    """Yield the spans, and the quantities of spans, that only one side has."""
+def _spans_not_judged(
+    before: Counts, after: Sequence[Counts], judged: Collection[str]
+) -> Iterator[tuple[str, bool]]:
+    """Yield the spans, and the quantities of spans, that only one side has, like `_not_judged`."""
+    steps = {step_name(step) for counts in after for step in counts.also_counted}
     for span, is_before in missing_spans(before, after):
         if span not in judged:
-            yield f"{span}{NOT_JUDGED}{_NOT_COUNTED if is_before else _NOT_IN_BASELINE}"
+            # An older perfsuite counted fewer steps, and no start-ups.
+            is_always_there = span in steps or is_of_start_up(span)
+            where = _NOT_COUNTED if is_before else _NOT_IN_BASELINE
+            yield f"{span}{NOT_JUDGED}{where}", is_before or not is_always_there
     for span, was, is_now in counted_spans(before, after):
         for quantity in quantities.OF_SPANS:
-            where = _only_on_one_side(quantity, was, is_now)
-            if where is not None:
-                yield f"{span}: {quantity.name}{NOT_JUDGED}{where}"
+            where_not = _only_on_one_side(quantity, was, is_now)
+            if where_not is not None:
+                yield f"{span}: {quantity.name}{NOT_JUDGED}{where_not}", where_not == _NOT_COUNTED
 
 
-def _quantities_not_judged(before: Counts, after: Sequence[Counts]) -> Iterator[str]:
-    """Yield the quantities of the reported step that only one side has."""
+def _quantities_not_judged(before: Counts, after: Sequence[Counts]) -> Iterator[tuple[str, bool]]:
+    """Yield the quantities of the reported step that only one side has, like `_not_judged`."""
     for quantity in quantities.quantities((before, *after)):
         where = _only_on_one_side(quantity, before, after)
         if where is None:
@@ -214,7 +225,7 @@ def _quantities_not_judged(before: Counts, after: Sequence[Counts]) -> Iterator[
             continue  # missing whenever kept objects or their types are missing: one note is enough
         if quantity is quantities.HOST_READS:
             where = _OF_THE_HOST
-        yield f"{quantity.name}{NOT_JUDGED}{where}"
+        yield f"{quantity.name}{NOT_JUDGED}{where}", is_in_baseline
 
 
 def _only_on_one_side(quantity: Quantity, before: Counts, after: Sequence[Counts]) -> str | None:

@@ -131,6 +131,24 @@ def test_a_rank_without_counts_is_no_pass(dry: bool, outcome: str) -> None:
     assert check.one_sided == ("rank 1 is not judged: not counted in these launches",)
 
 
+SAVING = counts(spans={"save checkpoint": Counts(occurrences=1)})
+STARTED = counts(spans={"start-up": Counts()}, also_counted=(70,), kept=KeptObjects())
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "one_sided"),
+    [
+        (SAVING, counts(), ("save checkpoint: not judged, not in the baseline",)),
+        (counts(), SAVING, ("save checkpoint: not judged, not counted in these launches",)),
+        (STARTED, counts(), ()),
+        (counts(memory=None), counts(), ("peak of live tensors: not judged, not counted in these launches",)),
+    ],
+    ids=["new event", "lost event", "older baseline", "lost memory"],
+)
+def test_names_work_that_might_have_changed(now: Counts, before: Counts, one_sided: tuple[str, ...]) -> None:
+    assert judged(now, before=before).one_sided[:1] == one_sided
+
+
 def test_more_work_of_one_rank_is_a_regression() -> None:
     run = launch(reads(9))
     alone = run.replace(counts=tuple(entry.replace(ranks=(0,)) for entry in run.counts))
