@@ -101,12 +101,13 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool =
     # pragma: no mutate [-1] to [-0]: all launches of a session have the same versions
     changed = [] if of_arm else changed_versions(baseline.versions, versions_of(counted(runs)[-1]))
     not_judged = _not_judged(baseline, launches, {event.span for event in new})
+    varying = unsteady(launches)
     upgraded = [f"counted with other versions: {', '.join(changed)}"] if changed and findings else []
     return CountCheck(
         outcome="not counted" if doubts and outcome != "regressed" else outcome,
         findings=findings,
-        unsteady=tuple(sorted({*baseline.unsteady, *unsteady(launches)})),
-        grown=_grown(baseline, launches),
+        unsteady=tuple(sorted({*baseline.unsteady, *varying})),
+        grown=_grown(baseline, launches, {*varying, *baseline.largest}),
         one_sided=tuple(note for note, can_be_a_change in not_judged.items() if can_be_a_change),
         notes=(*doubts, *upgraded, *[note for note in not_judged if note not in doubts]),
     )
@@ -124,12 +125,13 @@ def _missing_ranks(runs: Sequence[Run], baseline: CountBaseline, launches: Launc
     return [_rank_note(missing, _NOT_COUNTED)] if missing else []
 
 
-def _grown(baseline: CountBaseline, launches: Launches) -> tuple[str, ...]:
+def _grown(baseline: CountBaseline, launches: Launches, unjudged: Collection[str]) -> tuple[str, ...]:
     """Return the unsteady fields that are larger than in any launch of the baseline.
 
     Older baselines do not record the largest value of their unsteady fields, so these fields are left out.
     """
-    unjudged = {*unsteady(launches), *baseline.largest}
+    if not unjudged:  # the usual case
+        return ()
     before = _largest([baseline.counts], unjudged)
     now = _largest(launches, unjudged)
     return tuple(
