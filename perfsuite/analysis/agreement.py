@@ -9,7 +9,7 @@ from statistics import fmean
 
 from perfsuite.case.case import Case
 from perfsuite.results.counts import COUNTED_STEP, Counts, other_inputs
-from perfsuite.results.rank_report import Evidence, RankReport
+from perfsuite.results.rank_report import RankEvidence, RankReport
 
 OF_THE_MOVE = 0.01  # allowed difference between replicas' norms, as a share of a norm's largest change
 ROUNDING = 5e-7  # relative difference of norms due to rounding: devices sum in different orders
@@ -252,7 +252,7 @@ def _sample_notes(reports: Sequence[RankReport]) -> tuple[str, ...]:
 class _Seen:
     """The tokens that all data-parallel ranks together were given in the second step."""
 
-    def __init__(self, of_ranks: Sequence[Evidence], world_size: int, parts: int) -> None:
+    def __init__(self, of_ranks: Sequence[RankEvidence], world_size: int, parts: int) -> None:
         self.world_size = world_size
         # pragma: no mutate [0] to [-1]: `data_parallel` is the same on all ranks
         self.data_parallel = of_ranks[0].data_parallel

@@ -30,7 +30,7 @@ from perfsuite.frameworks.common.private import (
 )
 from perfsuite.node.ranks import moved_command, moved_directory
 from perfsuite.results.counts import Counts
-from perfsuite.results.rank_report import Evidence, Observed
+from perfsuite.results.rank_report import Observed, RankEvidence
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR, RunDir
 from perfsuite.worker.hooks import calls
 from perfsuite.worker.hooks.named import Search
@@ -245,7 +245,7 @@ class DryScript(DryRank):
         ]
 
     def _unchecked(
-        self, settings: Mapping[str, str], evidence: Evidence, counts: Counts | None
+        self, settings: Mapping[str, str], evidence: RankEvidence, counts: Counts | None
     ) -> Iterator[str]:
         """Yield each claim of the case that this dry run could not check, with the reason."""
         case = self.case

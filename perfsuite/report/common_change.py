@@ -9,7 +9,7 @@ from perfsuite.report.text import percent, plural
 from perfsuite.results.metric import TOKENS_PER_S
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.session_file import MachineChange, Measurement, SessionReference
-from perfsuite.verdict.common_change import Change, common_change
+from perfsuite.verdict.common_change import Estimate, common_change
 from perfsuite.verdict.robust import Z_99, relative
 
 FEWEST_CHANGED = 2  # minimum number of cases that changed according to their own launches
@@ -24,7 +24,7 @@ def sentences(results: Iterable[Measurement], reference: SessionReference | None
     whether the reference changed as well, and what the reference cannot show.
     """
     by_id = {result.case_id: result for result in results if result.verdict.against is None}
-    by_class = defaultdict[str | None, dict[str, Change]](dict)
+    by_class = defaultdict[str | None, dict[str, Estimate]](dict)
     for case_id, result in by_id.items():
         change = _change(result.verdict)
         if change is not None:
@@ -45,7 +45,7 @@ def _cause(verdicts: Sequence[Verdict]) -> str:
 
 
 def _sentence(
-    changes: Mapping[str, Change], by_id: Mapping[str, Measurement], machine: MachineChange | None
+    changes: Mapping[str, Estimate], by_id: Mapping[str, Measurement], machine: MachineChange | None
 ) -> str | None:
     """Report the common change of the cases and, if there is a reference, the change of the reference.
 
@@ -84,7 +84,7 @@ def _has_changed(verdict: Verdict) -> bool:
     return check.outcome in ("regressed", "improved") or check in verdict.moved_by_machine
 
 
-def _change(verdict: Verdict) -> Change | None:
+def _change(verdict: Verdict) -> Estimate | None:
     """Return the change of the seconds per token of a case; None if it is unknown."""
     check = verdict.check(TOKENS_PER_S.name)
     if check is None or check.change is None or check.interval is None:
@@ -95,4 +95,4 @@ def _change(verdict: Verdict) -> Change | None:
     half = abs(math.log1p(high) - math.log1p(low)) / 2
     if not 0 < half < math.inf:
         return None
-    return Change(math.log1p(TOKENS_PER_S.change(check.change)), half / Z_99)
+    return Estimate(math.log1p(TOKENS_PER_S.change(check.change)), half / Z_99)

@@ -383,11 +383,11 @@ def case_changes(session: SessionFile) -> list[str]:
 def _became(change: CaseChange) -> str:
     words = {
         "deleted": "deleted in arm B, or no longer collected there",
-        "changed": f"changed in arm B: {change.told}",
-        "re-marked": f"marked differently in arm B: {change.told}",
+        "changed": f"changed in arm B: {change.difference}",
+        "re-marked": f"marked differently in arm B: {change.difference}",
         "deselected": "deselected in arm B by a hook or an option of pytest",
         "new": "new in arm A since the branches diverged",
-        "skipped": f"skipped in arm B: {change.told}".removesuffix(": "),
+        "skipped": f"skipped in arm B: {change.difference}".removesuffix(": "),
     }
     where = f" ({change.nodeid.partition('[')[0]})" if change.nodeid else ""
     return words[change.kind] + where

@@ -94,7 +94,7 @@ class Observed(Data):
     code: str | None = None
 
 
-class Evidence(Data):
+class RankEvidence(Data):
     """Observations of one rank. `analysis.agreement` compares the observations of all ranks."""
 
     data_parallel: int = Field(ge=1)  # number of ranks that get different data
@@ -201,7 +201,7 @@ class RankReport(Sealed):
     memory: Memory | None = None
     flops: Flops | None = None
     observed: Observed | None = None
-    evidence: Evidence | None = None
+    evidence: RankEvidence | None = None
     # Rates of the device, measured before the workload was built, or after a script ended
     # (`perfsuite.worker.probes.node_probe`).
     device_probe: dict[str, float] = Field(default_factory=dict)

@@ -259,7 +259,7 @@ class CaseChange(Data):
     nodeid: str  # node id of its test in arm A
     # `new`: arm A's branch added the case after the branches diverged, so arm B has not lost it.
     kind: Literal["deleted", "changed", "re-marked", "deselected", "skipped", "new"]
-    told: str = ""  # the difference in arm B: `micro_batch 2 -> 1`
+    difference: str = ""  # between the arms: `micro_batch 2 -> 1`
     # Whether the user certainly requested this case. False if the user gave ids of cases, because this case
     # might not be one of them.
     asked: bool = True

@@ -88,7 +88,8 @@ def _of_this_branch(
         return changes
     before = {test.case.id for test in tests if test.left_out is None}
     return tuple(
-        change if change.case_id in before else change.replace(kind="new", told="") for change in changes
+        change if change.case_id in before else change.replace(kind="new", difference="")
+        for change in changes
     )
 
 
@@ -175,10 +176,10 @@ def _changes(a: Sequence[CollectedTest], b: Sequence[CollectedTest], *, asked: b
             change = _same_id(test, now)
             if change is not None:
                 other = _does_other_work(test.case, now.case)
-                yield CaseChange(kind=change[0], told=change[1], does_other_work=other, **names)
+                yield CaseChange(kind=change[0], difference=change[1], does_other_work=other, **names)
         elif replacement is not None:
             description = f"{replacement.case.id}: {differences(test.case, replacement.case)}"
-            yield CaseChange(kind="changed", told=description, **names)
+            yield CaseChange(kind="changed", difference=description, **names)
         else:
             yield CaseChange(kind="deleted", **names)
 

@@ -25,7 +25,7 @@ from perfsuite.analysis.step_time.price import (
     price_of_kernels,
     price_of_waits,
 )
-from perfsuite.analysis.step_time.streams import Host
+from perfsuite.analysis.step_time.streams import HostTimes
 from perfsuite.errors import FileError, PredictionError
 from perfsuite.results.cost import Cost
 from perfsuite.results.counts import PHASES, Collective, Phase, collective_name
@@ -42,7 +42,7 @@ NOT_REPLAYED = f"only the {MOST} changes that take longest by themselves are rep
 SYNCHRONIZE = ".synchronize"
 NO_LOG_OF_LAUNCHES = "only dry runs log when streams wait for each other"
 NO_LOG_OF_BASELINE = "a baseline does not contain the log of its step"
-WAIT_S = Host().read_s + Host().forward_s + Host().launch_s
+WAIT_S = HostTimes().read_s + HostTimes().forward_s + HostTimes().launch_s
 """Seconds for which the GPU is idle after the host has waited for it, until its next kernel begins."""
 
 

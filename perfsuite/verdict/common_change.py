@@ -31,7 +31,7 @@ _Z_APART = 3.2
 
 
 @dataclass(frozen=True)
-class Change:
+class Estimate:
     """The estimated change of one case, in logarithms."""
 
     estimate: float
@@ -61,7 +61,7 @@ class CommonChange:
         return abs(self.estimate) > half
 
 
-def common_change(changes: Mapping[str, Change]) -> CommonChange | None:
+def common_change(changes: Mapping[str, Estimate]) -> CommonChange | None:
     """Estimate the common change. `changes` has the change of each case, by name of the case.
 
     Cases that differ from the others are left out one by one, beginning with the most different case. Returns
@@ -81,7 +81,7 @@ def common_change(changes: Mapping[str, Change]) -> CommonChange | None:
     return None
 
 
-def _distance(name: str, changes: Mapping[str, Change]) -> float:
+def _distance(name: str, changes: Mapping[str, Estimate]) -> float:
     """Return how many standard errors a case is away from the change that all other cases share."""
     others = [change for other, change in changes.items() if other != name]
     estimate, error, scatter = _estimated(others)
@@ -91,7 +91,7 @@ def _distance(name: str, changes: Mapping[str, Change]) -> float:
     return distance * _Z_APART / t_quantile(_Z_APART, degrees)
 
 
-def _estimated(changes: list[Change]) -> tuple[float, float, float]:
+def _estimated(changes: list[Estimate]) -> tuple[float, float, float]:
     """Return the common change, its standard error, and tau. There must be at least two changes."""
     weights = [change.error**-2 for change in changes]
     mean = _mean(changes, weights)
@@ -105,11 +105,11 @@ def _estimated(changes: list[Change]) -> tuple[float, float, float]:
     return mean, error, math.sqrt(variance)
 
 
-def _mean(changes: list[Change], weights: list[float]) -> float:
+def _mean(changes: list[Estimate], weights: list[float]) -> float:
     values = (weight * change.estimate for weight, change in zip(weights, changes, strict=True))
     return sum(values) / sum(weights)
 
 
-def _squares(changes: list[Change], weights: list[float], mean: float) -> float:
+def _squares(changes: list[Estimate], weights: list[float], mean: float) -> float:
     distances = (change.estimate - mean for change in changes)
     return sum(weight * distance**2 for weight, distance in zip(weights, distances, strict=True))

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean, variance
 
-from perfsuite.verdict.common_change import Change, common_change
+from perfsuite.verdict.common_change import Estimate, common_change
 from perfsuite.verdict.noise import LaunchesBySession, at_one_level
 from perfsuite.verdict.robust import (
     Z_99,
@@ -103,7 +103,9 @@ def estimated_shift(changes: Mapping[str, CanaryChange], noise: Noise) -> Shift 
     `noise` is the noise of the hardware class. Canaries whose changes differ from the others are left out, if
     enough others agree. Returns None without canaries, or if the noise of a case within a session is unknown.
     """
-    common = common_change({name: Change(change.estimate, change.error) for name, change in changes.items()})
+    common = common_change(
+        {name: Estimate(change.estimate, change.error) for name, change in changes.items()}
+    )
     names = tuple(changes) if common is None else common.cases
     agreeing = [changes[name] for name in names]
     component = pooled([noise.of_case, _scatter(agreeing)])

@@ -7,21 +7,21 @@ from perfsuite.analysis import agreement
 from perfsuite.case.case import Case
 from perfsuite.frameworks.script import Script
 from perfsuite.results.counts import Collective, Counts
-from perfsuite.results.rank_report import Evidence, Flops, Observed, RankReport
+from perfsuite.results.rank_report import Flops, Observed, RankEvidence, RankReport
 from perfsuite.results.run import Run
 from tests.collected import collected
 from tests.samples import IMAGES, known, make_case, make_report, write_launch
 from tests.twin_counts import collective
 
 
-def reports(*evidence: Evidence | None, **changes: Any) -> list[RankReport]:
+def reports(*evidence: RankEvidence | None, **changes: Any) -> list[RankReport]:
     return [make_report(rank, evidence=item, **changes) for rank, item in enumerate(evidence)]
 
 
-def evidence_of(*norms: float, **changes: Any) -> Evidence:
+def evidence_of(*norms: float, **changes: Any) -> RankEvidence:
     """Return the evidence of a rank with parameters a, b, ... whose norms were 10 before training."""
     replicated = {name: (10.0, norm) for name, norm in zip("abc", norms, strict=False)}
-    return Evidence(**{"data_parallel": 2, "collectives": 25, "replicated": replicated, **changes})
+    return RankEvidence(**{"data_parallel": 2, "collectives": 25, "replicated": replicated, **changes})
 
 
 def run_of(case: Case, directory: Path, ranks: list[RankReport]) -> Run:
@@ -87,7 +87,7 @@ def test_names_accelerate_unaware_of_cpus(device: str, imported: str, is_named: 
         [evidence_of(11.0, 12), evidence_of(11.001, 12)],  # the order of the sums differed
         [evidence_of(1e6, 2e6), evidence_of(1e6 + 0.4, 2e6 + 0.9)],
         # Split by hand: one rank does not hold the whole parameters.
-        [evidence_of(11), Evidence(data_parallel=2, collectives=9)],
+        [evidence_of(11), RankEvidence(data_parallel=2, collectives=9)],
         [
             evidence_of(11, collectives=None),
             evidence_of(11, collectives=None),
@@ -99,7 +99,7 @@ def test_names_accelerate_unaware_of_cpus(device: str, imported: str, is_named: 
         [evidence_of(11, collectives=0), None],
     ],
 )
-def test_accepts_ranks_that_agree_or_are_silent(ranks: list[Evidence | None]) -> None:
+def test_accepts_ranks_that_agree_or_are_silent(ranks: list[RankEvidence | None]) -> None:
     assert agreement.trained_apart(reports(*ranks), case_of()) is None
 
 
@@ -119,7 +119,7 @@ def test_replicas_may_differ_by_rounding(
     one: tuple[float, float], other: tuple[float, float], is_apart: bool
 ) -> None:
     """Each of the two ranks has a pair: the norms of a parameter before and after training."""
-    both = (Evidence(data_parallel=2, collectives=25, replicated={"a": norms}) for norms in (one, other))
+    both = (RankEvidence(data_parallel=2, collectives=25, replicated={"a": norms}) for norms in (one, other))
     assert (agreement.trained_apart(reports(*both), case_of()) is not None) is is_apart
 
 
@@ -141,7 +141,7 @@ def test_refuses_ranks_that_trained_apart(
 
 def saw(*tokens: int | None, **changes: Any) -> list[RankReport]:
     values = {"data_parallel": 2, "forwards": 1, **changes}
-    return reports(*(Evidence(tokens=count, **values) for count in tokens))
+    return reports(*(RankEvidence(tokens=count, **values) for count in tokens))
 
 
 def case_of(**options: Any) -> Case:
@@ -262,7 +262,7 @@ def test_notes_samples_the_case_does_not_claim(tmp_path: Path, samples: int | No
 
 @pytest.mark.parametrize(("samples", "is_noted"), [(250, False), (125, True)])
 def test_compares_the_samples_of_a_single_process(samples: int, is_noted: bool) -> None:
-    alone = reports(Evidence(data_parallel=1, samples=samples), tokens_per_step=250, world_size=1)
+    alone = reports(RankEvidence(data_parallel=1, samples=samples), tokens_per_step=250, world_size=1)
     assert bool(agreement.token_notes(alone, IMAGES)) is is_noted
 
 
@@ -270,7 +270,7 @@ def test_compares_the_samples_of_a_single_process(samples: int, is_noted: bool) 
     ("tokens", "is_other"), [(244, True), (245, False), (250, False), (255, False), (256, True)]
 )
 def test_token_counts_may_differ_by_two_percent(tokens: int, is_other: bool) -> None:
-    alone = reports(Evidence(data_parallel=1, tokens=tokens), tokens_per_step=250, world_size=1)
+    alone = reports(RankEvidence(data_parallel=1, tokens=tokens), tokens_per_step=250, world_size=1)
     assert (agreement.tokens_differ(alone, case_of()) is not None) is is_other
     assert bool(agreement.token_notes(alone, case_of())) is (tokens != 250 and not is_other)
 
@@ -279,7 +279,9 @@ FLOPS = Flops(formula="palm-1", per_token=18.0, parameters=3, matmul_parameters=
 """In forward, 2 weights (2 FLOPs each) and attention (2 FLOPs) take 6 FLOPs per token."""
 FORWARD = make_report(0).tokens_per_step * 6 // 2
 """The FLOPs of one of two ranks in forward."""
-EVIDENCE = Evidence(data_parallel=2, collectives=99, replicated={"w": (1.0, 2.0)}, replicated_bytes=4_000_000)
+EVIDENCE = RankEvidence(
+    data_parallel=2, collectives=99, replicated={"w": (1.0, 2.0)}, replicated_bytes=4_000_000
+)
 """The evidence for a parameter of 4 MB that both ranks hold and that training changed."""
 
 

@@ -15,7 +15,7 @@ from bench_cases.published import Row
 from perfsuite import Case, Topology
 from perfsuite.analysis.step_time.expected import speeds
 from perfsuite.analysis.step_time.prediction import StepTime, step_time
-from perfsuite.analysis.step_time.streams import Machine, reported_step
+from perfsuite.analysis.step_time.streams import MachineSpeeds, reported_step
 from perfsuite.case.catalog import llama
 from perfsuite.dry.machine import pretended_gpu
 from perfsuite.results import device_log_file
@@ -59,7 +59,7 @@ class PublishedStep:
         return self.case.replace(model=self.case.model.replace(config=config))
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> MachineSpeeds:
         """The speeds of the machine on which the step is predicted."""
         machine = pretended_gpu(self.product, self.case.topology).replace(interconnect=self.interconnect)
         return speeds(machine, self.case)
@@ -69,7 +69,7 @@ class PublishedStep:
         """The predicted parts of a step."""
         return self.predicted_on(self.machine)
 
-    def predicted_on(self, its: Machine) -> StepTime:
+    def predicted_on(self, its: MachineSpeeds) -> StepTime:
         """Return the parts of a step on a machine with other speeds."""
         few, more = (
             step_time(reported_step(device_log_file.read(self.log(layers))), its) for layers in (FEW, MORE)

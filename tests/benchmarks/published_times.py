@@ -11,7 +11,7 @@ from itertools import combinations
 from pathlib import Path
 
 from bench_cases.predicted import as_predicted, with_one_factor
-from perfsuite.analysis.step_time.streams import Machine
+from perfsuite.analysis.step_time.streams import MachineSpeeds
 from perfsuite.dry.driver import dry_run
 from perfsuite.results import device_log_file
 from perfsuite.results.device_log import (
@@ -70,7 +70,7 @@ def _uncertainty(cluster: str) -> tuple[str, ...]:
     return cluster, *(f"{min(of_other):+.1%} to {max(of_other):+.1%}" for of_other in changes)
 
 
-def _with_network(machine: Machine, times: float) -> Machine:
+def _with_network(machine: MachineSpeeds, times: float) -> MachineSpeeds:
     links = machine.links
     assert links.between is not None
     return machine._replace(links=links._replace(between=times * links.between))

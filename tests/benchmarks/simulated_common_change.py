@@ -9,7 +9,7 @@ The change of each case is the sum of the common change, the case's own effect, 
 import random
 from dataclasses import dataclass
 
-from perfsuite.verdict.common_change import Change, common_change
+from perfsuite.verdict.common_change import Estimate, common_change
 from tests.benchmarks import show_table
 
 ERRORS = (0.002, 0.004, 0.008)
@@ -40,7 +40,7 @@ def simulate(
         for case in range(cases):
             error = draw.choice(ERRORS)
             change = common + draw.gauss(0, scatter) + draw.gauss(0, error)
-            changes[str(case)] = Change(change + (0 if case else regression), error)
+            changes[str(case)] = Estimate(change + (0 if case else regression), error)
         estimate = common_change(changes)
         if estimate is None:
             continue

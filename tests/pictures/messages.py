@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 from perfsuite.features.github.command import commented
 from perfsuite.features.history.notify import message
 from perfsuite.features.history.store import Place, StoredVerdict
-from perfsuite.features.history.verdicts import Night
+from perfsuite.features.history.verdicts import CaseNight
 from perfsuite.report import summary
 from tests.sample_reports import session
 
@@ -55,7 +55,7 @@ def chat() -> str:
     """Return the message of a night as a chat shows it, in our frame."""
     measured = session()
     nights = [
-        Night(
+        CaseNight(
             Place(Path(), str(result.hardware_class), str(measured.commit), "20260102"),
             result.case_id,
             StoredVerdict(word=result.outcome),

@@ -4,7 +4,7 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.errors import CaseError, FileError
-from perfsuite.results.rank_report import Evidence, RankReport, SpanTimes
+from perfsuite.results.rank_report import RankEvidence, RankReport, SpanTimes
 from tests.samples import make_report, make_run
 
 
@@ -14,7 +14,7 @@ def test_report_knows_only_measurements(tmp_path: Path) -> None:
     assert documents.read(tmp_path / "rank-0.json", RankReport) == report
     unknown = report.model_dump(exclude={"schema_version", "rank", "world_size", "host", "clock"})
     assert not any(unknown.values())
-    assert not any(Evidence(data_parallel=1).model_dump(exclude={"data_parallel"}).values())
+    assert not any(RankEvidence(data_parallel=1).model_dump(exclude={"data_parallel"}).values())
     assert not make_run().dry
     other = (tmp_path / "rank-0.json").read_text().replace('"schema_version": 1', '"schema_version": 2')
     (tmp_path / "rank-0.json").write_text(other)
@@ -27,7 +27,7 @@ def test_refuses_negative_ranks_and_empty_jobs(changes: dict[str, int]) -> None:
     with pytest.raises(CaseError, match="greater than or equal to"):
         make_report(**changes)
     with pytest.raises(CaseError, match="greater than or equal to 1"):
-        Evidence(data_parallel=0)
+        RankEvidence(data_parallel=0)
 
 
 def test_waits_are_part_of_the_occurrences() -> None:

@@ -46,7 +46,7 @@ def of_test(case: Case, name: str = "test_it", **changes: Any) -> CollectedTest:
 
 
 def told(a: list[CollectedTest], b: list[CollectedTest]) -> list[tuple[str, str, str]]:
-    return [(change.case_id, change.kind, change.told) for change in _changes(a, b, asked=True)]
+    return [(change.case_id, change.kind, change.difference) for change in _changes(a, b, asked=True)]
 
 
 SMALL = make_case(micro_batch=2)
@@ -203,7 +203,7 @@ PARAMETERS = "[CASE, CASE.replace(micro_batch=2)]"
 def test_a_case_that_a_branch_edits_is_listed(repo: Path, after: str, kind: str, words: str) -> None:
     edit(repo, PARAMETERS, after)
     ((change,), unknown) = found(repo, "-k", "b4 or b2")
-    assert (change.case_id, change.kind, change.told, unknown) == (B2, kind, words, None)
+    assert (change.case_id, change.kind, change.difference, unknown) == (B2, kind, words, None)
     assert change.nodeid == f"bench_cases/test_a.py::test_it[{B2}]"
     if kind == "re-marked":
         assert [listed.case_id for listed in found(repo, "-m", "cpu")[0]] == [B2]

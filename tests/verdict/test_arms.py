@@ -9,7 +9,7 @@ from perfsuite.analysis.agreement import tokens_differ
 from perfsuite.documents import plain
 from perfsuite.results.counts import Counts, KeptObjects
 from perfsuite.results.outcome import Verdict
-from perfsuite.results.rank_report import Evidence, Failure, Observed, SpanTimes
+from perfsuite.results.rank_report import Failure, Observed, RankEvidence, SpanTimes
 from perfsuite.results.run import Run
 from perfsuite.verdict.arms import judge_counts, judge_pairs, unhealthy_pairs, unless_other
 from perfsuite.verdict.checks import NEGLIGIBLE, NO_LOADER
@@ -140,7 +140,7 @@ def mismatch(message: str) -> Run:
 
 
 def doubled_launch() -> Run:
-    evidence = Evidence(data_parallel=2, tokens=256, forwards=2)
+    evidence = RankEvidence(data_parallel=2, tokens=256, forwards=2)
     reports = [make_report(rank, evidence=evidence) for rank in (0, 1)]
     return mismatch(known(tokens_differ(reports, make_run().case)))
 

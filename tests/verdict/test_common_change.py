@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from perfsuite.verdict.common_change import Change, CommonChange, common_change
+from perfsuite.verdict.common_change import CommonChange, Estimate, common_change
 
 BORENSTEIN = {
-    name: Change(effect, math.sqrt(variance))
+    name: Estimate(effect, math.sqrt(variance))
     for name, effect, variance in (
         ("Carroll", 0.10, 0.03),
         ("Grant", 0.30, 0.03),
@@ -23,14 +23,14 @@ BORENSTEIN = {
 
 def night(
     common: float, *, scatter: float = 0.0, cases: int = 20, error: float = 0.004, seed: int = 0
-) -> dict[str, Change]:
+) -> dict[str, Estimate]:
     """Return simulated changes of the cases of one night."""
     draw = random.Random(seed)
     spread = math.hypot(scatter, error)
-    return {f"case{number}": Change(draw.gauss(common, spread), error) for number in range(cases)}
+    return {f"case{number}": Estimate(draw.gauss(common, spread), error) for number in range(cases)}
 
 
-def estimated(changes: dict[str, Change]) -> CommonChange:
+def estimated(changes: dict[str, Estimate]) -> CommonChange:
     """Return the common change. Fail if there is none."""
     common = common_change(changes)
     assert common is not None
@@ -62,14 +62,14 @@ def test_changes_around_zero_are_not_shared() -> None:
 
 def test_a_case_that_changed_more_is_apart() -> None:
     changes = night(0.011, scatter=0.002)
-    common = estimated({**changes, "worse": Change(0.08, 0.004)})
+    common = estimated({**changes, "worse": Estimate(0.08, 0.004)})
     assert common.apart == ("worse",)
     assert "worse" not in common.cases
     assert common.estimate == pytest.approx(0.011, abs=0.002)
 
 
 def test_equal_changes_are_shared() -> None:
-    common = estimated({str(number): Change(0.02, 0.01) for number in range(4)})
+    common = estimated({str(number): Estimate(0.02, 0.01) for number in range(4)})
     assert common.estimate == pytest.approx(0.02)
     assert common.scatter == 0
     assert common.apart == ()
@@ -81,5 +81,5 @@ def test_too_few_cases_have_no_common_change() -> None:
     assert common_change(changes) is None
     assert common_change({}) is None
     # Without the case that differs, too few cases remain.
-    near = {str(number): Change(0.03 + number / 10_000, 0.001) for number in range(3)}
-    assert common_change({**near, "far": Change(9.0, 0.001)}) is None
+    near = {str(number): Estimate(0.03 + number / 10_000, 0.001) for number in range(3)}
+    assert common_change({**near, "far": Estimate(9.0, 0.001)}) is None

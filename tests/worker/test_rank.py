@@ -15,7 +15,7 @@ from perfsuite.case.case import CaseFile
 from perfsuite.errors import MAX_TEXT, ExtensionError, FileError, MismatchError, PrivateNameError
 from perfsuite.frameworks.base import Workload
 from perfsuite.frameworks.fake import Fake
-from perfsuite.results.rank_report import Evidence, Failure, FailureKind, Memory, Observed, RankReport
+from perfsuite.results.rank_report import Failure, FailureKind, Memory, Observed, RankEvidence, RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.clock.timers import SimulatedTimer
 from perfsuite.worker.observation import engines
@@ -72,7 +72,7 @@ def test_looks_again_for_engines_when_training_begins(
 def observer() -> Mock:
     """Return an observer of a training that matches its case."""
     observed = Observed(settings={"wrapper": "none"}, environment={})
-    evidence = Evidence(data_parallel=2)
+    evidence = RankEvidence(data_parallel=2)
     return Mock(**{"result.return_value": observed, "evidence.return_value": evidence, "dtypes": {}})
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from perfsuite.analysis.step_time.kernels import Device
 from perfsuite.analysis.step_time.links import Links
 from perfsuite.analysis.step_time.prediction import by_host, step_time
-from perfsuite.analysis.step_time.streams import Host, Machine, reported_step
+from perfsuite.analysis.step_time.streams import HostTimes, MachineSpeeds, reported_step
 from perfsuite.case import hardware
 from perfsuite.case.case import Case
 from perfsuite.errors import PredictionError
@@ -21,13 +21,13 @@ OF_PARAMETERS = ("all_gather", "reduce_scatter")
 FEW_BYTES = 0.01  # small all-reduces, such as that of the loss, send at most this share of all bytes
 
 
-def speeds(machine: hardware.Machine, case: Case, host: Host | None = None) -> Machine:
+def speeds(machine: hardware.Machine, case: Case, host: HostTimes | None = None) -> MachineSpeeds:
     """Return the speeds of a machine for a case. Raises `PredictionError` if its GPU is not known."""
     device = Device.of(machine.device_name, machine.product)
     links = Links.of(
         device.speed.collective_gb_s, machine.interconnect, devices=case.topology.processes_per_node
     )
-    return Machine(device, links, host or Host())
+    return MachineSpeeds(device, links, host or HostTimes())
 
 
 def expected(

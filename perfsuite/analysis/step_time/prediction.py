@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from perfsuite.analysis.step_time.kernels import Device
 from perfsuite.analysis.step_time.links import Links
-from perfsuite.analysis.step_time.streams import Durations, Host, Machine, period_s
+from perfsuite.analysis.step_time.streams import Durations, HostTimes, MachineSpeeds, period_s
 from perfsuite.results.device_log import Entry
 
 SLOWED = 0.15
@@ -44,34 +44,34 @@ class Replays:
         """
         self.step = step
         self._durations: dict[tuple[Device, Links], Durations] = {}
-        self._periods: dict[Machine, float] = {}
+        self._periods: dict[MachineSpeeds, float] = {}
         # Without communication, the bytes of collectives do not matter.
-        self._silent: dict[tuple[Device, Host | None], float] = (
+        self._silent: dict[tuple[Device, HostTimes | None], float] = (
             {} if same_calls is None else same_calls._silent
         )
 
-    def durations(self, machine: Machine) -> Durations:
+    def durations(self, machine: MachineSpeeds) -> Durations:
         """Return the seconds of each kernel and collective. Raises `PredictionError`."""
         key = machine.device, machine.links
         if key not in self._durations:
             self._durations[key] = Durations(self.step, machine)
         return self._durations[key]
 
-    def period_s(self, machine: Machine) -> float:
+    def period_s(self, machine: MachineSpeeds) -> float:
         """Return the seconds between the ends of two steps, as if collectives did not slow down kernels."""
         if machine not in self._periods:
             self._periods[machine] = period_s(self.step, self.durations(machine), machine)
         return self._periods[machine]
 
-    def without_links_s(self, machine: Machine) -> float:
+    def without_links_s(self, machine: MachineSpeeds) -> float:
         """Return the seconds of the step if its collectives take no time."""
         return self._without_links_s(machine, machine.host)
 
-    def kernels_s(self, machine: Machine) -> float:
+    def kernels_s(self, machine: MachineSpeeds) -> float:
         """Return the seconds of the step's kernels, without communication and without the host."""
         return self._without_links_s(machine, None)
 
-    def _without_links_s(self, machine: Machine, host: Host | None) -> float:
+    def _without_links_s(self, machine: MachineSpeeds, host: HostTimes | None) -> float:
         key = machine.device, host
         if key not in self._silent:
             durations = self.durations(machine)
@@ -80,7 +80,7 @@ class Replays:
             )
         return self._silent[key]
 
-    def delays(self, machine: Machine) -> tuple[float, float, float]:
+    def delays(self, machine: MachineSpeeds) -> tuple[float, float, float]:
         """Return three times in seconds.
 
         They are the time of a step without communication, the time of waiting for communication, and the time
@@ -91,12 +91,12 @@ class Replays:
         hidden_s = max(0.0, self.durations(machine).communication_s - exposed_s)
         return without_links_s, exposed_s, SLOWED * min(hidden_s, self.kernels_s(machine))
 
-    def total_s(self, machine: Machine) -> float:
+    def total_s(self, machine: MachineSpeeds) -> float:
         """Return the seconds of the step, even if it has no kernels. Raises `PredictionError`."""
         return sum(self.delays(machine))
 
 
-def step_time(step: Sequence[Entry], machine: Machine) -> StepTime:
+def step_time(step: Sequence[Entry], machine: MachineSpeeds) -> StepTime:
     """Replay the reported step of a log. Raises `PredictionError` if the machine lacks a link.
 
     The parts come from three replays: with everything, without communication, and without the host. The time
@@ -117,7 +117,7 @@ def step_time(step: Sequence[Entry], machine: Machine) -> StepTime:
     )
 
 
-def by_host(step: Sequence[Entry], machine: Machine) -> tuple[tuple[float, float], ...]:
+def by_host(step: Sequence[Entry], machine: MachineSpeeds) -> tuple[tuple[float, float], ...]:
     """Return the seconds of a step for each factor in `SLOWER_HOSTS`, as pairs. Raises `PredictionError`."""
     replays = Replays(step)
     return tuple((factor, replays.total_s(machine.with_host(factor))) for factor in SLOWER_HOSTS)

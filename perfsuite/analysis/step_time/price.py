@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from perfsuite.analysis.step_time.links import is_inside
 from perfsuite.analysis.step_time.prediction import Replays
-from perfsuite.analysis.step_time.streams import Durations, Machine
+from perfsuite.analysis.step_time.streams import Durations, MachineSpeeds
 from perfsuite.errors import PredictionError
 from perfsuite.results.counts import Phase
 from perfsuite.results.device_log import Communicate, Entry, HostWait, Kernel
@@ -50,7 +50,7 @@ class Price(NamedTuple):
     """Rate of the link of one device, in bytes/s, above which other work hides the bytes. None: never."""
 
 
-def price(replays: Replays, group: Group, share: float, machine: Machine) -> Price:
+def price(replays: Replays, group: Group, share: float, machine: MachineSpeeds) -> Price:
     """Return the price of a group's extra bytes.
 
     The other side of the comparison sends only the fraction `share` of the group's bytes. Raises
@@ -71,7 +71,7 @@ def price(replays: Replays, group: Group, share: float, machine: Machine) -> Pri
     return Price(min(costs), max(costs), replays.total_s(machine), hidden_above)
 
 
-def price_of_calls(replays: Replays, group: Group, fewer: int, machine: Machine) -> Price:
+def price_of_calls(replays: Replays, group: Group, fewer: int, machine: MachineSpeeds) -> Price:
     """Return the price of sending a group's bytes in the step's own calls instead of in `fewer` calls.
 
     The other side of the comparison makes `fewer` calls. Each of them replaces one or more calls of this
@@ -89,7 +89,7 @@ def price_of_calls(replays: Replays, group: Group, fewer: int, machine: Machine)
     return _difference(replays, others, machine)
 
 
-def _difference(replays: Replays, others: Sequence[Sequence[Entry]], machine: Machine) -> Price:
+def _difference(replays: Replays, others: Sequence[Sequence[Entry]], machine: MachineSpeeds) -> Price:
     """Return how much longer a step takes than the other steps, on each machine of the range."""
     replays_of_others = [Replays(other) for other in others]
     costs = [
@@ -120,7 +120,7 @@ def _with_merged(step: Sequence[Entry], merged: Sequence[Sequence[int]], place: 
     return changed
 
 
-def price_of_waits(replays: Replays, number: int, machine: Machine) -> Price:
+def price_of_waits(replays: Replays, number: int, machine: MachineSpeeds) -> Price:
     """Return the price of `number` waits of the host for the GPU.
 
     The other side of the comparison does not make these waits. It is unknown which of the step's waits they
@@ -141,7 +141,7 @@ def price_of_waits(replays: Replays, number: int, machine: Machine) -> Price:
 
 
 def price_of_kernels(
-    before: Replays, now: Replays, phases: Collection[Phase], machine: Machine, *, with_flops: bool
+    before: Replays, now: Replays, phases: Collection[Phase], machine: MachineSpeeds, *, with_flops: bool
 ) -> Price:
     """Return the price of the changed kernels of some phases.
 
@@ -158,7 +158,7 @@ def price_of_kernels(
 
 
 def kernels_alone_s(
-    before: Sequence[Entry], now: Sequence[Entry], phases: Collection[Phase], machine: Machine
+    before: Sequence[Entry], now: Sequence[Entry], phases: Collection[Phase], machine: MachineSpeeds
 ) -> float:
     """Return how much longer the kernels of some phases take in `now` than in `before`, if they run alone.
 
@@ -190,7 +190,7 @@ def _without_extra(
     return kept, extra
 
 
-def _machines(machine: Machine) -> list[Machine]:
+def _machines(machine: MachineSpeeds) -> list[MachineSpeeds]:
     return [machine.with_host(host).with_device(kernels) for host, kernels in SPEEDS]
 
 
@@ -208,7 +208,7 @@ def with_bytes(step: Sequence[Entry], group: Group, share: float) -> list[Entry]
     return changed
 
 
-def _hidden_above(replays: Replays, other: Replays, inside: bool, machine: Machine) -> float | None:
+def _hidden_above(replays: Replays, other: Replays, inside: bool, machine: MachineSpeeds) -> float | None:
     low = SLOWEST
     high = FASTEST
     if not _is_hidden(replays, other, _with_rate(machine, inside, high)):
@@ -222,12 +222,12 @@ def _hidden_above(replays: Replays, other: Replays, inside: bool, machine: Machi
     return high
 
 
-def _is_hidden(replays: Replays, other: Replays, machine: Machine) -> bool:
+def _is_hidden(replays: Replays, other: Replays, machine: MachineSpeeds) -> bool:
     whole_s = replays.period_s(machine)
     return whole_s - other.period_s(machine) <= HIDDEN * whole_s
 
 
-def _with_rate(machine: Machine, inside: bool, rate: float) -> Machine:
+def _with_rate(machine: MachineSpeeds, inside: bool, rate: float) -> MachineSpeeds:
     links = machine.links
     changed = links._replace(inside=rate) if inside else links._replace(between=rate)
     return machine._replace(links=changed)

@@ -33,7 +33,7 @@ ON_STREAMS = (Kernel, Communicate, CollectiveWait, RecordEvent, StreamWait, Host
 CUT_SHORT = "the log of the dry run was cut short: {}. Run the case dry again"
 
 
-class Host(NamedTuple):
+class HostTimes(NamedTuple):
     """Seconds that the host takes for each kind of work, on the machine of docs/evidence/one-h100.md.
 
     `event_s` was chosen so that the prediction matches FSDP2's step on that page. It includes the Python code
@@ -73,18 +73,18 @@ class Host(NamedTuple):
         return 0.0
 
 
-class Machine(NamedTuple):
+class MachineSpeeds(NamedTuple):
     """The speeds of everything that a step uses."""
 
     device: Device
     links: Links
-    host: Host = Host()
+    host: HostTimes = HostTimes()
 
-    def with_host(self, factor: float) -> Machine:
+    def with_host(self, factor: float) -> MachineSpeeds:
         """Return the machine with a host that takes this many times as long."""
         return self._replace(host=self.host._replace(factor=factor * self.host.factor))
 
-    def with_device(self, factor: float) -> Machine:
+    def with_device(self, factor: float) -> MachineSpeeds:
         """Return the machine with a device whose kernels take this many times as long."""
         return self._replace(device=self.device.slower(factor))
 
@@ -92,7 +92,7 @@ class Machine(NamedTuple):
 class Durations:
     """The seconds of a step's kernels and collectives, each alone on its device or link."""
 
-    def __init__(self, step: Sequence[Entry], machine: Machine) -> None:
+    def __init__(self, step: Sequence[Entry], machine: MachineSpeeds) -> None:
         self.of_entry: list[float] = []  # 0 for all other entries
         self.of_kind: defaultdict[KernelKind, float] = defaultdict(float)
         self.communication_s = 0.0
@@ -138,7 +138,7 @@ def reported_step(entries: Sequence[Entry]) -> Sequence[Entry]:
 def period_s(
     step: Sequence[Entry],
     durations: Durations,
-    machine: Machine,
+    machine: MachineSpeeds,
     *,
     communicates: bool = True,
     host_takes_time: bool = True,
@@ -149,7 +149,7 @@ def period_s(
 
     Without `communicates`, collectives take no time. Without `host_takes_time`, the host is always ahead.
     """
-    host = machine.host if host_takes_time else Host(factor=0.0, launch_s=0.0)
+    host = machine.host if host_takes_time else HostTimes(factor=0.0, launch_s=0.0)
     issued = _issued(step, durations, host, communicates=communicates)
     clock = _Clock(host, machine.links.devices)
     ends = []
@@ -168,7 +168,9 @@ class _Issued(NamedTuple):
     seconds: float  # seconds of the entry's own work
 
 
-def _issued(step: Sequence[Entry], durations: Durations, host: Host, *, communicates: bool) -> list[_Issued]:
+def _issued(
+    step: Sequence[Entry], durations: Durations, host: HostTimes, *, communicates: bool
+) -> list[_Issued]:
     """Return the entries of the kinds in `ON_STREAMS`, with their times.
 
     The host's time for any other entry is added to that of the next entry in `ON_STREAMS`.
@@ -189,7 +191,7 @@ def _issued(step: Sequence[Entry], durations: Durations, host: Host, *, communic
 class _Clock:
     """The times, in seconds, at which the host and each stream have done what they were given."""
 
-    def __init__(self, host: Host, devices: int) -> None:
+    def __init__(self, host: HostTimes, devices: int) -> None:
         self._host = host
         self._devices = devices  # number of devices in one machine
         self._now = 0.0  # time on the host

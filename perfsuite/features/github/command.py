@@ -20,7 +20,7 @@ from perfsuite.errors import CaseError, FileError, ToolError
 from perfsuite.features.github.issue import (
     LONGEST,
     Answer,
-    Step,
+    GhCall,
     ask_gh,
     fitting,
     gh,
@@ -123,7 +123,7 @@ def comment(
     text = commented(sessions, run_url, mark, moved_on(measured, asked.head))
     ours = asked.comment
     new = ("pr", "comment", str(number), "--body-file", "-")
-    gh(Step(new if ours is None else ("api", "--method", "PATCH", ours, "--field", "body=@-"), text))
+    gh(GhCall(new if ours is None else ("api", "--method", "PATCH", ours, "--field", "body=@-"), text))
     is_other_judge = any(
         session.judge_changes is not None and session.judge_changes.base and session.judge_changes.sentences
         for session in sessions
@@ -132,7 +132,7 @@ def comment(
     output = {"title": title, "summary": f"[The job]({run_url})"}
     check = {"name": name, "head_sha": measured, "status": "completed", "conclusion": outcome}
     fields = json.dumps({**check, "details_url": run_url, "output": output})
-    gh(Step(("api", "--method", "POST", "repos/{owner}/{repo}/check-runs", "--input", "-"), fields))
+    gh(GhCall(("api", "--method", "POST", "repos/{owner}/{repo}/check-runs", "--input", "-"), fields))
     done = "new comment" if ours is None else "updated comment"
     typer.echo(f"pull request {number}: {done}, check {name} of {measured[:12]}: {outcome}")
 
@@ -276,7 +276,7 @@ def propose(
     for name, given in (("hardware", hardware), ("reason", reason)):
         if not given.strip():
             raise CaseError(f"--{name} is empty: give the hardware that was measured, and the reason")
-    gh(Step(("--version",)))  # if gh is missing, fail before the branch is pushed
+    gh(GhCall(("--version",)))  # if gh is missing, fail before the branch is pushed
     here = Path()
     if measured is not None:
         copied = _copied(measured, baselines)
@@ -298,7 +298,7 @@ def propose(
         else ""
     )
     create = ("pr", "create", "--title", f"Baselines of {hardware}", "--body-file", "-", "--head", branch)
-    typer.echo(gh(Step(create, f"{unlinked(markdown.text(reason))}\n\n{fenced(text[:LONGEST])}\n")).strip())
+    typer.echo(gh(GhCall(create, f"{unlinked(markdown.text(reason))}\n\n{fenced(text[:LONGEST])}\n")).strip())
 
 
 def _copied(source: Path, baselines: Path) -> int:

@@ -46,7 +46,7 @@ class Issue(NamedTuple):
         return [str(subject) for subject in listed] if isinstance(listed, list) else None
 
 
-class Step(NamedTuple):
+class GhCall(NamedTuple):
     """One call of `gh`: its arguments, and the text on its standard input."""
 
     arguments: tuple[str, ...]
@@ -66,7 +66,7 @@ def steps(
     drifts: Sequence[Drift] | None = None,
     *,
     cut_short: Sequence[str] = (),
-) -> list[Step]:
+) -> list[GhCall]:
     """Return the `gh` commands to run after a nightly run. They open, update or close an issue.
 
     `drifts` are the open regressions of this hardware class over many nights, or None if nobody searched for
@@ -93,16 +93,16 @@ def steps(
                 why = "kept until a complete session finds it good"
             bad[subject] = f"- {code(subject)}: {why}. If this case is gone, close this issue by hand"
     if issue is None:
-        label = Step(("label", "create", LABEL, "--force", "--description", "Opened by perfsuite"))
+        label = GhCall(("label", "create", LABEL, "--force", "--description", "Opened by perfsuite"))
         create = ("issue", "create", "--title", title(hardware_class), "--label", LABEL, "--body-file", "-")
-        return [label, Step(create, _body(bad, waived, run_url, cut_short))] if bad else []
+        return [label, GhCall(create, _body(bad, waived, run_url, cut_short))] if bad else []
     if bad:
         edit = ("issue", "edit", str(issue.number), "--body-file", "-")
-        return [Step(edit, _body(bad, waived, run_url, cut_short))]
+        return [GhCall(edit, _body(bad, waived, run_url, cut_short))]
     if cut_short:
         return []
     gone = f"Closed, because every case and drift in this issue is good again or waived ({run_url})."
-    close = Step(("issue", "close", str(issue.number), "--comment", gone))
+    close = GhCall(("issue", "close", str(issue.number), "--comment", gone))
     return [] if subjects is None else [close]
 
 
@@ -184,7 +184,7 @@ class _Listed(Answer):
 
 def ask_gh(kind: type[T], *arguments: str) -> T:
     """Call `gh` and parse its JSON. Raises `ToolError` if `gh` fails or a field is missing."""
-    printed = gh(Step(arguments))
+    printed = gh(GhCall(arguments))
     try:
         return TypeAdapter(kind).validate_python(json.loads(printed))
     except ValidationError as error:
@@ -195,7 +195,7 @@ def ask_gh(kind: type[T], *arguments: str) -> T:
         raise ToolError(f"gh {command} did not print JSON ({error}): {printed[:200]!r}") from None
 
 
-def gh(step: Step) -> str:
+def gh(step: GhCall) -> str:
     """Call `gh` and return its output. Raises `ToolError`, with the error message of `gh`."""
     try:
         command = ["gh", *step.arguments]

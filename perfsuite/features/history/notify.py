@@ -13,7 +13,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 from perfsuite import documents
 from perfsuite.errors import PerfsuiteError
 from perfsuite.features.history import verdicts
-from perfsuite.features.history.verdicts import Night
+from perfsuite.features.history.verdicts import CaseNight
 from perfsuite.report import summary
 from perfsuite.report.markdown import code
 from perfsuite.report.text import cut
@@ -54,7 +54,7 @@ def announce(variable: str, history: Path, added: Sequence[Path], results: Seque
 
 
 def message(
-    changed: Sequence[Night],
+    changed: Sequence[CaseNight],
     reasons: Mapping[tuple[str, str], str],
     link: str,
     cut_short: Sequence[str] = (),

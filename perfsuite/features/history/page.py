@@ -32,7 +32,7 @@ FILE = "history.html"  # next to asv's `index.html`
 METRICS = {"tokens/s": "speed", "samples/s": "speed", "peak memory": "memory"}  # metric -> column of the page
 
 
-class Change(NamedTuple):
+class ChangeLine(NamedTuple):
     """One change of a case, as text."""
 
     state: str  # `worse`, `better` or `past`: the class in the style sheet
@@ -219,11 +219,11 @@ def _with_machine(
     return sorted([*marks, *added])
 
 
-def _change(drift: Drift, commit_url: str) -> Change:
+def _change(drift: Drift, commit_url: str) -> ChangeLine:
     among = f"one of {drift.commits_between} commits" if (drift.commits_between or 0) > 1 else ""
     is_sure = drift.first_day == drift.last_day or drift.commits_between == 1
     day = f"{drift.last_day}" if is_sure else f"{drift.first_day} to {drift.last_day}"
-    return Change(
+    return ChangeLine(
         state=_state(drift),
         day=day,
         commit=drift.last_commit[:8],

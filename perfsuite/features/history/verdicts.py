@@ -11,7 +11,7 @@ from perfsuite.features.history import store
 from perfsuite.features.history.store import Place, StoredVerdict
 
 
-class Night(NamedTuple):
+class CaseNight(NamedTuple):
     """The verdict on a case in one session."""
 
     place: Place
@@ -33,18 +33,18 @@ class Night(NamedTuple):
 
 def by_case(
     history: Path, *, hardware_class: str = "*", case: str = "*", since: date | None = None
-) -> list[list[Night]]:
+) -> list[list[CaseNight]]:
     """Return the verdicts on each case on each hardware class, oldest first. Raises `FileError`."""
     cases = store.read_cases(history)
-    nights = defaultdict[tuple[str, str], list[Night]](list)
+    nights = defaultdict[tuple[str, str], list[CaseNight]](list)
     for place in store.places(history, hardware_class=hardware_class, since=since):
         for name, verdict in place.read(cases).verdicts.items():
             if fnmatchcase(name, case):
-                nights[place.hardware_class, name].append(Night(place, name, verdict))
+                nights[place.hardware_class, name].append(CaseNight(place, name, verdict))
     return [nights[key] for key in sorted(nights)]
 
 
-def failures(nights: list[Night]) -> Iterator[tuple[Night, Night | None]]:
+def failures(nights: list[CaseNight]) -> Iterator[tuple[CaseNight, CaseNight | None]]:
     """Yield each failure of a case, and the night that reversed it (None if no night did).
 
     Failures in shadow mode are included. A later night reverses a failure if the case passes against the same
@@ -57,7 +57,7 @@ def failures(nights: list[Night]) -> Iterator[tuple[Night, Night | None]]:
             yield night, next((later for later in good if by and later.verdict.baselines == by), None)
 
 
-def changed(history: Path, added: Collection[Path]) -> list[Night]:
+def changed(history: Path, added: Collection[Path]) -> list[CaseNight]:
     """Return the cases of added sessions that changed state since the night before. New cases start green."""
     changed_nights = []
     for nights in by_case(history):

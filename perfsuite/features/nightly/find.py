@@ -63,7 +63,7 @@ NOR_PAIRS = "Not even a comparison in pairs of launches (perfsuite compare) find
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class FindPlan:
     """A plan for the cases of one hardware class, with everything that it is based on."""
 
     find: float  # the wanted change: 0.02 is 2%
@@ -89,7 +89,7 @@ class Finding:
 
 def planned_to_find(
     cases: Sequence[Case], store: Store, baselines: BaselineStore, find: float, *, has_reference: bool
-) -> Finding:
+) -> FindPlan:
     """Plan a night that finds a change. Raises `CaseError` if nothing is known about the noise."""
     hardware_class = _hardware_class(cases, baselines)
     of_class = baselines.of_class(hardware_class)
@@ -114,7 +114,7 @@ def planned_to_find(
     canaries = [candidate.case.id for candidate in chosen(candidates, len(candidates))]
     with_reference = plan_night(to_plan, noise, find, min(find, usual), canaries)
     alone = plan_night(to_plan, noise, find, min(find, usual), ())
-    return Finding(
+    return FindPlan(
         find=find,
         hardware_class=hardware_class,
         noise=noise,
@@ -151,7 +151,7 @@ def _to_plan(baseline: Baseline, cost: Cost, exponent: float) -> Planned:
     )
 
 
-def show(finding: Finding, *, as_json: bool) -> None:
+def show(finding: FindPlan, *, as_json: bool) -> None:
     """Print a plan: the launches that each case needs, the noise, the reference, and the cost."""
     grid = plain_table(("case", "baseline", "launches", "finds", ""))
     rows = list[dict[str, object]]()
@@ -170,7 +170,7 @@ def show(finding: Finding, *, as_json: bool) -> None:
         console().print("\n".join(sentences(finding)))
 
 
-def _row(finding: Finding, case_id: str, case_plan: CasePlan) -> dict[str, object]:
+def _row(finding: FindPlan, case_id: str, case_plan: CasePlan) -> dict[str, object]:
     launch_s = None if case_id in finding.unknown_costs else finding.cases[case_id].cost
     most_s = None if launch_s is None else launch_s * finding.plan.max_launches
     return {
@@ -184,7 +184,7 @@ def _row(finding: Finding, case_id: str, case_plan: CasePlan) -> dict[str, objec
     }
 
 
-def sentences(finding: Finding) -> list[str]:
+def sentences(finding: FindPlan) -> list[str]:
     """Describe the noise, the reference, the cost, and the cases in which the plan cannot find the change."""
     return [
         noise_sentence(finding.noise, finding.hardware_class),
@@ -200,7 +200,7 @@ def sentences(finding: Finding) -> list[str]:
     ]
 
 
-def _reference(finding: Finding) -> str:
+def _reference(finding: FindPlan) -> str:
     plan = finding.plan
     if not plan.canaries:
         return "no reference"
@@ -209,7 +209,7 @@ def _reference(finding: Finding) -> str:
     return f"reference: {times} of each of {canaries}: {', '.join(plan.canaries)}"
 
 
-def _cost(finding: Finding) -> str:
+def _cost(finding: FindPlan) -> str:
     """State the lowest and the highest cost of the night, in launches, minutes and GPU hours."""
     plan = finding.plan
     ends = [least_cost, most_cost]
@@ -224,7 +224,7 @@ def _cost(finding: Finding) -> str:
     return f"cost: {launches} launches, {minutes} min, {hours} GPU hours{of_reference}{more}"
 
 
-def _costing(finding: Finding, unit: str) -> Mapping[str, Planned]:
+def _costing(finding: FindPlan, unit: str) -> Mapping[str, Planned]:
     """Return the cases, with the cost of a launch converted to `unit`."""
 
     def of_launch(case_id: str) -> float:
@@ -239,7 +239,7 @@ def _costing(finding: Finding, unit: str) -> Mapping[str, Planned]:
     return {case_id: replace(case, cost=of_launch(case_id)) for case_id, case in finding.cases.items()}
 
 
-def _unreached(finding: Finding) -> list[str]:
+def _unreached(finding: FindPlan) -> list[str]:
     """Name the cases in which the plan cannot find the change, the reason, and what could find it."""
     unreached = finding.plan.unreached
     if not unreached:
@@ -267,5 +267,5 @@ def _unreached(finding: Finding) -> list[str]:
     return lines
 
 
-def _named(case_ids: Sequence[str], finding: Finding) -> str:
+def _named(case_ids: Sequence[str], finding: FindPlan) -> str:
     return "all cases" if len(case_ids) == len(finding.cases) else ", ".join(case_ids)

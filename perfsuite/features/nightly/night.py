@@ -15,7 +15,7 @@ from perfsuite.cli.shared_options import Shared, shares
 from perfsuite.dry.cases import by_expression
 from perfsuite.errors import CaseError, PerfsuiteError
 from perfsuite.extensions import COMMANDS
-from perfsuite.features.nightly.find import Finding, planned_to_find, show
+from perfsuite.features.nightly.find import FindPlan, planned_to_find, show
 from perfsuite.features.nightly.page import Page
 from perfsuite.features.nightly.plan import show_plan
 from perfsuite.report.console import say
@@ -199,7 +199,7 @@ class Night:
         of_job = shard_of(cases, *self.shard)
         return [case for case in cases if case.id in of_job]
 
-    def _finding(self, find: float, *, has_reference: bool) -> Finding:
+    def _finding(self, find: float, *, has_reference: bool) -> FindPlan:
         store = Store(self.shared.store)
         baselines = BaselineStore(self.shared.baselines, store.baselines)
         return planned_to_find(self._cases(), store, baselines, find, has_reference=has_reference)

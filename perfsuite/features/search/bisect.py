@@ -23,7 +23,7 @@ from perfsuite.cli.shared import (
 from perfsuite.cli.shared import options as options_of_session
 from perfsuite.cli.shared_options import Shared, shares
 from perfsuite.features.search import bisection as searching
-from perfsuite.features.search.bisection import BisectFile, Step
+from perfsuite.features.search.bisection import BisectFile, CandidateResult
 from perfsuite.inputs.git import git
 from perfsuite.launch.arm import Arm
 from perfsuite.report.console import say
@@ -126,7 +126,7 @@ def _name(name: str) -> str:
     return name if len(name) < 40 else name[:12]  # abbreviate commits, but not versions
 
 
-def as_text(step: Step) -> str:
+def as_text(step: CandidateResult) -> str:
     """Describe the result of a step of the search."""
     if step.change is None:
         return f"{step.outcome} ({step.why})"

@@ -31,7 +31,7 @@ from perfsuite.results.session_file import Measurement
 from perfsuite.session.option_table import MOST_TOLERANCE
 
 
-class Step(Data):
+class CandidateResult(Data):
     """The comparison of one candidate with the good arm."""
 
     name: str  # the commit or the version
@@ -62,7 +62,7 @@ class BisectFile(Document):
     # count, the growth itself is halved. Until the bad arm is tested, this is the growth of seconds per token
     # that is tolerated in the bad arm; None means the default tolerance.
     tolerance: float | None = None
-    steps: tuple[Step, ...] = ()
+    steps: tuple[CandidateResult, ...] = ()
 
     @model_validator(mode="after")
     def _steps_narrow_the_candidates(self) -> Self:
@@ -95,7 +95,7 @@ class BisectFile(Document):
         return left[(len(left) - 1) // 2] if left else None
 
 
-def _narrowed(left: tuple[str, ...], step: Step) -> tuple[str, ...]:
+def _narrowed(left: tuple[str, ...], step: CandidateResult) -> tuple[str, ...]:
     """Return the candidates that are still suspects after a step."""
     if step.outcome == "bad":
         return left[: left.index(step.name) + 1]
@@ -182,12 +182,12 @@ def _not_worse(name: str, good: str, verdict: Verdict) -> CaseError:
     return CaseError(f"{comparison}. There is nothing to search for; try a lower --tolerance")
 
 
-def _tested(state: BisectFile, name: str, good: Arm, history: History, compare: Compare) -> Step:
+def _tested(state: BisectFile, name: str, good: Arm, history: History, compare: Compare) -> CandidateResult:
     """Compare one candidate with the good arm. Candidates that cannot be built or run are skipped."""
     try:
         arm = history.arm(name)
     except (CaseError, GitError, PackageError) as error:
-        return Step(name=name, outcome="skipped", why=str(error))
+        return CandidateResult(name=name, outcome="skipped", why=str(error))
     result = compare(good, arm, state)
     if result.outcome != "failed" or any(run.failure for run in result.before):
         _check_measured(name, result)
@@ -205,11 +205,11 @@ def _check_measured(name: str, result: Measurement) -> None:
         raise CaseError(f"{name} cannot be compared with the good arm: {reasons}")
 
 
-def _judged(state: BisectFile, name: str, verdict: Verdict) -> Step:
+def _judged(state: BisectFile, name: str, verdict: Verdict) -> CandidateResult:
     """Judge a candidate by the metric or count of the search."""
     assert state.metric is not None
     assert state.tolerance is not None
-    step = Step(name=name, outcome="skipped", launches=verdict.launches)
+    step = CandidateResult(name=name, outcome="skipped", launches=verdict.launches)
     if verdict.outcome == "failed" or (verdict.outcome == "inconclusive" and not verdict.checks):
         return step.replace(why="; ".join(verdict.reasons))
     if not verdict.checks:

@@ -19,7 +19,7 @@ from perfsuite.cli.shared_options import Shared, shares
 from perfsuite.dry.driver import dry_run, why_no_cuda
 from perfsuite.dry.machine import Device
 from perfsuite.errors import CaseError, PerfsuiteError
-from perfsuite.features.search.releases_page import DRY, LAUNCH, Ran, Step, page
+from perfsuite.features.search.releases_page import DRY, LAUNCH, Ran, ReleaseChanges, page
 from perfsuite.inputs.files import read_text
 from perfsuite.launch.arm import HERE, Arm, resolve
 from perfsuite.launch.download import Consent
@@ -173,7 +173,7 @@ class ReleaseRuns:
         except CaseError as error:
             return str(error)
 
-    def steps(self, cases: Sequence[Case], names: Sequence[str]) -> Iterator[Step]:
+    def steps(self, cases: Sequence[Case], names: Sequence[str]) -> Iterator[ReleaseChanges]:
         """Compare each release with the last earlier release with which the case could run.
 
         Raises `CaseError` if no case uses the package.
@@ -183,7 +183,7 @@ class ReleaseRuns:
         options = self.setup.options
         last = ""
         for name in names:
-            step = Step(f"{last} -> {name}" if last else name)
+            step = ReleaseChanges(f"{last} -> {name}" if last else name)
             yield step
             wanted = f"{self.package}=={name}"
             try:

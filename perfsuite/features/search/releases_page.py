@@ -51,7 +51,7 @@ class Ran:
 
 
 @dataclass
-class Step:
+class ReleaseChanges:
     """The changes of a release."""
 
     title: str
@@ -89,7 +89,7 @@ class Step:
             self.lines += [f"  - {text(line)}" for line in named]
 
 
-def page(package: str, steps: Sequence[Step], ran: Sequence[Ran]) -> str:
+def page(package: str, steps: Sequence[ReleaseChanges], ran: Sequence[Ran]) -> str:
     """Return the page as Markdown: how each case ran, then the changes of each release."""
     headers = ("case", *(column.heading for column in STEP))
     changed = [step for step in steps if step.rows or step.unknown]

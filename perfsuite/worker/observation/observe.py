@@ -1,7 +1,7 @@
 """Observe the wrapper, sharding, dtypes, attention and versions that are really in use.
 
 A training run that does not match its case is refused. Some facts can be checked only by comparing ranks.
-They are reported as `Evidence`.
+They are reported as `RankEvidence`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from perfsuite.frameworks.common.model import (
 )
 from perfsuite.frameworks.common.private import attn_implementation
 from perfsuite.frameworks.common.sharding import meshes_text
-from perfsuite.results.rank_report import Dtypes, Evidence, Observed
+from perfsuite.results.rank_report import Dtypes, Observed, RankEvidence
 from perfsuite.worker.observation import engines, replicas, software
 from perfsuite.worker.observation.dtypes import dtypes_of
 from perfsuite.worker.observation.optimizers import living, parameters_of
@@ -130,7 +130,7 @@ class Observer:
             environment["attention_kernel"] = settings.pop("attention_kernel")
         return Observed(settings=settings, environment=environment)
 
-    def evidence(self) -> Evidence:
+    def evidence(self) -> RankEvidence:
         """Return the facts to compare between ranks. Parameters are included only after `result`."""
         count = replicas.collectives_begun()
         before = self._collectives_before
@@ -139,7 +139,7 @@ class Observer:
         if dist.is_initialized() and self.workload.data_parallel == dist.get_world_size():
             whole = replicas.replicated(self.model) & self._after.keys()
         tokens = self._second_step.tokens
-        return Evidence(
+        return RankEvidence(
             data_parallel=self.workload.data_parallel,
             tokens=tokens.tokens or None,
             padding=tokens.padding() if self._has_values else 0,

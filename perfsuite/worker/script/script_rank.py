@@ -21,7 +21,7 @@ from perfsuite.errors import MismatchError, message_of
 from perfsuite.frameworks.common import finetuning
 from perfsuite.frameworks.common.float8 import with_float8
 from perfsuite.inputs.files import LARGEST_OWN, read_text
-from perfsuite.results.rank_report import Evidence, RankReport
+from perfsuite.results.rank_report import RankEvidence, RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash
 from perfsuite.worker.clock import loaders, memory, timers
@@ -112,14 +112,14 @@ class Claim:
         self._add(TWICE)  # this line informs the first process, which does not know about this one
         raise self.twice()
 
-    def give(self, evidence: Evidence) -> None:
+    def give(self, evidence: RankEvidence) -> None:
         """Record the evidence of the second step, such as the number of tokens that the model got."""
         self._add(GIVEN, evidence.model_dump_json())
 
-    def given(self) -> Evidence | None:
+    def given(self) -> RankEvidence | None:
         """Return the evidence of the second step, or None if it is not recorded yet."""
         lines = self._all(GIVEN)
-        return Evidence.model_validate_json(lines[-1]) if lines else None
+        return RankEvidence.model_validate_json(lines[-1]) if lines else None
 
     def is_twice(self) -> bool:
         """Return whether two processes have trained as this rank."""

@@ -3,7 +3,7 @@
 from perfsuite.analysis.step_time.kernels import Device
 from perfsuite.analysis.step_time.links import Links
 from perfsuite.analysis.step_time.prediction import StepTime
-from perfsuite.analysis.step_time.streams import Host, Machine
+from perfsuite.analysis.step_time.streams import HostTimes, MachineSpeeds
 from perfsuite.case.hardware import Speed
 from perfsuite.errors import PredictionError
 from perfsuite.results.device_log import Communicate, Entry, Kernel, RecordEvent, StreamWait
@@ -24,9 +24,9 @@ PLAIN = Speed(
 )
 DEVICE = Device(peak_16bit=1e12, peak_fp32=1e11, speed=PLAIN)
 """A device that moves 1 GB and computes 1 TFLOP in a second."""
-AHEAD = Host(factor=0.0, launch_s=0.0)
+AHEAD = HostTimes(factor=0.0, launch_s=0.0)
 """A host that takes no time."""
-MACHINE = Machine(DEVICE, Links(inside=1e9, between=1e8, devices=8), AHEAD)
+MACHINE = MachineSpeeds(DEVICE, Links(inside=1e9, between=1e8, devices=8), AHEAD)
 
 
 def kernel(seconds: float, stream: int = 0) -> Kernel:

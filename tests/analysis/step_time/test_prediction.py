@@ -7,7 +7,7 @@ from perfsuite.analysis.step_time.kernels import Device
 from perfsuite.analysis.step_time.links import Links
 from perfsuite.analysis.step_time.prediction import Replays, StepTime, by_host, step_time
 from perfsuite.analysis.step_time.price import Group, with_bytes
-from perfsuite.analysis.step_time.streams import Host, Machine
+from perfsuite.analysis.step_time.streams import HostTimes, MachineSpeeds
 from perfsuite.errors import PredictionError
 from perfsuite.results.device_log import Entry
 from tests.analysis.step_time.steps import (
@@ -35,7 +35,7 @@ def test_the_parts_add_up() -> None:
 
 
 def test_a_slow_host_is_a_part() -> None:
-    slow = MACHINE._replace(host=Host(forward_s=3.0, launch_s=0.0))
+    slow = MACHINE._replace(host=HostTimes(forward_s=3.0, launch_s=0.0))
     parts = step_time([kernel(1), matmul(1)], slow)
     assert parts.total_s == pytest.approx(6)
     assert parts.host_s == pytest.approx(4, abs=0.01)
@@ -53,30 +53,30 @@ def test_no_step_is_below_the_roofline(compute_s: float, gather_s: float) -> Non
     assert step_time(step, MACHINE).total_s >= max(compute_s, 5 * gather_s)
 
 
-def faster_device(times: float) -> Machine:
+def faster_device(times: float) -> MachineSpeeds:
     return MACHINE._replace(device=Device(times * 1e12, times * 1e11, PLAIN._replace(memory_gb_s=times)))
 
 
-def faster_matmuls(times: float) -> Machine:
+def faster_matmuls(times: float) -> MachineSpeeds:
     return MACHINE._replace(device=DEVICE._replace(peak_16bit=times * 1e12))
 
 
-def faster_link(times: float) -> Machine:
+def faster_link(times: float) -> MachineSpeeds:
     return MACHINE._replace(links=Links(times * 1e9, 1e8, 8))
 
 
-def faster_network(times: float) -> Machine:
+def faster_network(times: float) -> MachineSpeeds:
     return MACHINE._replace(links=Links(1e9, times * 1e8, 8))
 
 
-def faster_host(times: float) -> Machine:
-    return MACHINE._replace(host=Host(forward_s=1.0, event_s=0.3, launch_s=0.1, factor=1 / times))
+def faster_host(times: float) -> MachineSpeeds:
+    return MACHINE._replace(host=HostTimes(forward_s=1.0, event_s=0.3, launch_s=0.1, factor=1 / times))
 
 
 @pytest.mark.parametrize("faster", [faster_device, faster_matmuls, faster_link, faster_network, faster_host])
 @pytest.mark.parametrize(("compute_s", "gather_s"), [(1, 2), (2, 1), (0.1, 3), (3, 0.1)])
 def test_more_bandwidth_never_costs_time(
-    faster: Callable[[float], Machine], compute_s: float, gather_s: float
+    faster: Callable[[float], MachineSpeeds], compute_s: float, gather_s: float
 ) -> None:
     step = [*prefetched(4, compute_s, gather_s), matmul(1), gather(99, 3, stream=2, ranks=64), kernel(0.2)]
     times = [step_time(step, faster(times)).total_s for times in (0.1, 0.3, 0.9, 1, 1.1, 2, 5, 30)]
@@ -98,7 +98,7 @@ def test_few_layers_do_not_tell_how_the_host_keeps_up() -> None:
 
 def test_a_slower_host_is_hidden_until_it_sets_the_pace() -> None:
     """The GPU needs 3 s, and the host 1 s for its kernel."""
-    machine = MACHINE._replace(host=Host(forward_s=1, launch_s=0))
+    machine = MACHINE._replace(host=HostTimes(forward_s=1, launch_s=0))
     times = dict(by_host([kernel(3)], machine))
     assert times == pytest.approx({0: 3, 0.5: 3, 1: 3, 2: 3, 4: 4})
     assert times[1] == step_time([kernel(3)], machine).total_s
@@ -108,7 +108,7 @@ def test_steps_with_other_bytes_share_a_replay() -> None:
     step = prefetched(4, compute_s=1, gather_s=2)
     other = with_bytes(step, Group("all_gather", 8, 1), 0.25)
     replays = Replays(step)
-    for machine in (MACHINE, MACHINE.with_device(2), MACHINE._replace(host=Host(forward_s=3))):
+    for machine in (MACHINE, MACHINE.with_device(2), MACHINE._replace(host=HostTimes(forward_s=3))):
         replays.total_s(machine)
         shared = Replays(other, same_calls=replays).total_s(machine)
         assert shared == Replays(other).total_s(machine)

@@ -11,7 +11,7 @@ from perfsuite.analysis.step_time.price import (
     price_of_waits,
     with_bytes,
 )
-from perfsuite.analysis.step_time.streams import Host
+from perfsuite.analysis.step_time.streams import HostTimes
 from perfsuite.errors import PredictionError
 from perfsuite.results.counts import Phase
 from perfsuite.results.device_log import Communicate, Entry, HostWait, RecordEvent, StreamWait
@@ -118,7 +118,7 @@ def test_calls_that_the_log_lacks_get_no_number(fewer: int) -> None:
 
 
 WAIT: list[Entry] = [RecordEvent(1, 0), HostWait(1)]
-WITH_HOST = MACHINE._replace(host=Host(forward_s=1, launch_s=0, event_s=0, read_s=0))
+WITH_HOST = MACHINE._replace(host=HostTimes(forward_s=1, launch_s=0, event_s=0, read_s=0))
 
 
 def test_a_wait_costs_what_the_host_was_ahead() -> None:

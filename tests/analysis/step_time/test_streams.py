@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from perfsuite.analysis.step_time.streams import Durations, Host, Machine, period_s, reported_step
+from perfsuite.analysis.step_time.streams import Durations, HostTimes, MachineSpeeds, period_s, reported_step
 from perfsuite.errors import PredictionError
 from perfsuite.results.device_log import (
     CollectiveWait,
@@ -20,7 +20,7 @@ from tests.analysis.step_time.steps import MACHINE, gather, kernel, prefetched
 LATENCY_S = 1e-3
 
 
-def seconds(step: Sequence[Entry], machine: Machine = MACHINE) -> float:
+def seconds(step: Sequence[Entry], machine: MachineSpeeds = MACHINE) -> float:
     return period_s(step, Durations(step, machine), machine)
 
 
@@ -73,14 +73,14 @@ def test_collectives_share_their_link() -> None:
 
 
 def test_a_slow_host_sets_the_pace() -> None:
-    host = Host(forward_s=2.0, launch_s=0.0)
+    host = HostTimes(forward_s=2.0, launch_s=0.0)
     assert seconds([kernel(1), kernel(1)], MACHINE._replace(host=host)) == pytest.approx(4)
     half = host._replace(factor=0.25)
     assert seconds([kernel(1), kernel(1)], MACHINE._replace(host=half)) == pytest.approx(2)
 
 
 def test_every_entry_has_its_price_on_the_host() -> None:
-    host = Host(
+    host = HostTimes(
         forward_s=1, backward_s=2, optimizer_s=4, tensor_s=0, view_s=8, host_operator_s=16,
         wrapper_s=32, collective_s=64, event_s=128, launch_s=0, read_s=0,
     )  # fmt: skip
@@ -98,14 +98,14 @@ def test_every_entry_has_its_price_on_the_host() -> None:
 
 
 def test_the_host_also_takes_time_between_kernels_and_at_the_end() -> None:
-    machine = MACHINE._replace(host=Host(forward_s=1.0, view_s=2.0, launch_s=0.0))
+    machine = MACHINE._replace(host=HostTimes(forward_s=1.0, view_s=2.0, launch_s=0.0))
     view = HostCall("view")
     assert seconds([view, kernel(1), view, Free(1), view, kernel(1)], machine) == pytest.approx(8)
     assert seconds([kernel(1), kernel(1), view, view, Free(1)], machine) == pytest.approx(6)
 
 
 def test_a_read_holds_the_host_until_the_device_is_done() -> None:
-    host = Host(forward_s=1.0, launch_s=0.0, read_s=0.0)
+    host = HostTimes(forward_s=1.0, launch_s=0.0, read_s=0.0)
     machine = MACHINE._replace(host=host)
     work: list[Entry] = [kernel(3), kernel(3)]
     assert seconds(work, machine) == pytest.approx(6)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perfsuite import documents
-from perfsuite.features.github.issue import LABEL, Issue, Step, steps, title
+from perfsuite.features.github.issue import LABEL, GhCall, Issue, steps, title
 from perfsuite.results.outcome import CountCheck, Profiled
 from perfsuite.results.session_file import Measurement
 from perfsuite.results.trend import ChangePoint, Drift, Trend
@@ -34,7 +34,7 @@ def steps_for(
     issue: Issue | None = None,
     drifts: list[Drift] | None = None,
     cut_short: tuple[str, ...] = (),
-) -> list[Step]:
+) -> list[GhCall]:
     return steps(CLASS, results, issue, URL, drifts, cut_short=cut_short)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from perfsuite.features.history import notify
 from perfsuite.features.history.store import Place, StoredVerdict
-from perfsuite.features.history.verdicts import Night
+from perfsuite.features.history.verdicts import CaseNight
 from tests.cli.commands import error_of, run
 from tests.samples import BEFORE, make_result, now, write_session
 
@@ -94,9 +94,9 @@ def test_posts_only_nights_with_changes(
     assert json.loads(last) == {"text": f"{begin}\nnewly green: {place}: passed\n{end}"}
 
 
-def failed(case: str) -> Night:
+def failed(case: str) -> CaseNight:
     place = Place(Path("x.json"), "cpu-x", "a" * 40, "20260101")
-    return Night(place, case, StoredVerdict(word="failed"))
+    return CaseNight(place, case, StoredVerdict(word="failed"))
 
 
 def test_posted_text_mentions_nobody() -> None:

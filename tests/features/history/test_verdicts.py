@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from perfsuite.features.history import store, verdicts
-from perfsuite.features.history.verdicts import Night
+from perfsuite.features.history.verdicts import CaseNight
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement
 from tests.samples import COMMIT, make_figures, make_result, make_run, never_run, write_session
@@ -24,7 +24,7 @@ def add(tmp_path: Path, day: int, *results: Measurement, commit: str = COMMIT) -
     return [*store.add(tmp_path / "history", file).written]
 
 
-def nights(tmp_path: Path, **wanted: Any) -> list[Night]:
+def nights(tmp_path: Path, **wanted: Any) -> list[CaseNight]:
     (nights_of_case,) = verdicts.by_case(tmp_path / "history", **wanted)
     return nights_of_case
 

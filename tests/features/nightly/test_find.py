@@ -161,7 +161,7 @@ def test_a_night_states_its_plan_and_uses_it(
     assert ("If 2 canary cases were also launched with a reference" in printed) != has_reference
 
 
-def finding(share: float, *, has_reference: bool) -> find.Finding:
+def finding(share: float, *, has_reference: bool) -> find.FindPlan:
     store = Store(Path(".perfsuite"))
     return find.planned_to_find(CASES, store, BaselineStore(BASELINES), share, has_reference=has_reference)
 

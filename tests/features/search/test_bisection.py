@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from perfsuite import documents
 from perfsuite.errors import CaseError, FileError, PackageError
 from perfsuite.features.search import bisection
-from perfsuite.features.search.bisection import BisectFile, History, Step, UndecidedError, begun, search
+from perfsuite.features.search.bisection import (
+    BisectFile,
+    CandidateResult,
+    History,
+    UndecidedError,
+    begun,
+    search,
+)
 from perfsuite.inputs.git import git
 from perfsuite.launch.arm import Arm
 from perfsuite.results.metric import described
@@ -356,7 +363,7 @@ def held(tmp_path: Path, **changes: Any) -> BisectFile:
     case = make_case()
     file, new = begun(tmp_path, case, stand.history)
     tested = new.replace(
-        metric="tokens_per_s", tolerance=0.1, steps=(Step(name=new.candidates[-1], outcome="bad"),)
+        metric="tokens_per_s", tolerance=0.1, steps=(CandidateResult(name=new.candidates[-1], outcome="bad"),)
     )
     documents.write(file, tested)
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))

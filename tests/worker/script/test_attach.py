@@ -24,7 +24,7 @@ from perfsuite import Script, Topology, documents
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import MismatchError
 from perfsuite.results.counts import COUNTED_STEP
-from perfsuite.results.rank_report import Evidence, Failure, RankReport
+from perfsuite.results.rank_report import Failure, RankEvidence, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID, RANK
 from perfsuite.worker.clock import startup_clock, timers
 from perfsuite.worker.script.attach import Attached, Measured
@@ -510,7 +510,7 @@ def test_judges_tokens_once_all_ranks_know_theirs(
     attached = start(TWO.replace(sequence_length=4, micro_batch=6, framework=framework))
     for number, tokens in enumerate((8, of_the_other)):
         if tokens is not None:
-            evidence = Evidence(data_parallel=2, tokens=tokens, forwards=1)
+            evidence = RankEvidence(data_parallel=2, tokens=tokens, forwards=1)
             Claim(attached.run_dir, number).give(evidence)
     train(steps=1)
     said = "the case claims 48 a step .* but in the second step the model was given 16"
