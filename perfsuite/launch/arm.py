@@ -176,7 +176,7 @@ def resolve(
     text = text if shown == words else shlex.join(shown)
     try:
         installing = _Installing(consent, agreed) if installs else None
-        return _resolved(words, replace(here(root), text=text), root, store, installing)
+        return _resolved(_Words.parsed(words), replace(here(root), text=text), root, store, installing)
     except (CaseError, PackageError) as error:
         raise CaseError(f"{option} {text!r}: {error}") from None
 
@@ -189,12 +189,53 @@ class _Installing:
     agreed: Plan | None
 
 
-def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path, installing: _Installing | None) -> Arm:
-    """Return the arm that these words describe. Without `installing`, nothing is installed.
+@dataclass(frozen=True, kw_only=True)
+class _Words:
+    """The words that describe an arm, by kind."""
 
-    Neither this function nor the functions that it calls may put a secret into an error message.
-    """
-    given = {match[1]: match[2] for match in map(_VARIABLE.fullmatch, words) if match}
+    given: Mapping[str, str]  # variables
+    releases: Sequence[str]
+    lists: Sequence[Path]  # files of packages
+    # Each of the next three is None if there is no such word.
+    python: str | None
+    image: str | None
+    commit: str | None
+    lock: str  # the lock file in the commit; empty without one
+
+    @classmethod
+    def parsed(cls, words: Sequence[str]) -> _Words:
+        """Sort the words. Raises `CaseError` for unknown words and for words that cannot be combined."""
+        given = {match[1]: match[2] for match in map(_VARIABLE.fullmatch, words) if match}
+        _refuse_versions(given)
+        releases = [word for word in words if RELEASE.fullmatch(word)]
+        images = [word for word in words if word.startswith(image.PREFIX)]
+        lists = [word for word in words if _is_list(word)]
+        recognized = (*releases, *lists, *images)
+        others = [word for word in words if not (word in recognized or _VARIABLE.fullmatch(word))]
+        pythons, commits = _environments(others)
+        if images and (len(images) > 1 or pythons or releases or lists):
+            raise CaseError(
+                "an image has its own interpreter and packages. Combine it only with a commit or variables"
+            )
+        commit, colon, lock = commits[0].partition(":") if commits else ("", "", "")
+        if colon and not lock:
+            raise CaseError("there is no lock file after the colon. Name one, or leave out the colon")
+        if lock and (pythons or images):
+            raise CaseError("an interpreter and a lock file cannot be combined. Leave out one of them")
+        return cls(
+            given=given,
+            releases=releases,
+            lists=[Path(word).expanduser() for word in lists],
+            # Symbolic links are not resolved, because the Python of a virtual environment is one.
+            python=os.path.abspath(pythons[0]) if pythons else None,
+            image=images[0].removeprefix(image.PREFIX) if images else None,
+            commit=commit if commits else None,
+            lock=lock,
+        )
+
+
+def _refuse_versions(given: Mapping[str, str]) -> None:
+    """Raise `CaseError` if a user probably means the release of a package and not a variable."""
     for name, value in given.items():
         is_version = _VERSION.fullmatch(value) and _is_package(name)
         if is_version or (_CERTAIN_VERSION.fullmatch(value) and not name.isupper()):
@@ -204,52 +245,52 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path, installin
                 f"{name}={value} would set a variable, but {what}. To name a release, write "
                 f"{name}=={release}. The name of a variable with such a value must be in capitals"
             )
-    releases = [word for word in words if RELEASE.fullmatch(word)]
-    images = [word for word in words if word.startswith(image.PREFIX)]
-    lists = [word for word in words if _is_list(word)]
-    recognized = (*releases, *lists, *images)
-    others = (word for word in words if not (word in recognized or _VARIABLE.fullmatch(word)))
-    pythons, commits = _environments(others)
-    if images:
-        if len(images) > 1 or pythons or releases or lists:
-            raise CaseError(
-                "an image has its own interpreter and packages. Combine it only with a commit or variables"
-            )
-        pythons = [image.interpreter(images[0].removeprefix(image.PREFIX), (_top(root), store), store)]
-    # Symbolic links are not resolved, because the Python of a virtual environment is one.
-    python = os.path.abspath(pythons[0]) if pythons else sys.executable
-    arm = replace(arm, python=python, given=given)
-    if commits:
-        name, colon, lock = commits[0].partition(":")
-        if colon and not lock:
-            raise CaseError("there is no lock file after the colon. Name one, or leave out the colon")
-        commit = _commit(name, root)
+
+
+def _resolved(words: _Words, arm: Arm, root: Path, store: Path, installing: _Installing | None) -> Arm:
+    """Return the arm that these words describe. Without `installing`, nothing is installed.
+
+    Neither this function nor the functions that it calls may put a secret into an error message.
+    """
+    arm = replace(arm, given=words.given)
+    if words.image is not None:
+        arm = replace(arm, python=image.interpreter(words.image, (_top(root), store), store))
+    elif words.python is not None:
+        arm = replace(arm, python=words.python)
+    if words.commit is not None:
+        commit = _commit(words.commit, root)
         worktree = _worktree(commit, root, store)
-        if lock and pythons:
-            raise CaseError("an interpreter and a lock file cannot be combined. Leave out one of them")
-        if lock and not (worktree / lock).is_file():
-            raise CaseError(
-                "that commit has no such file. Give its path from the top directory of the repository"
-            )
-        file = worktree / lock if lock else None
-        kept = kept_environment(file, commit, store) if file is not None else None
-        if file is not None and kept is None and installing is None:
+        if words.lock:
+            arm, installing = _with_lock_file(arm, words.lock, worktree, commit, store, installing)
+        arm = _moved(arm, commit, worktree, _top(root))
+        if not arm.is_installed:
             # The releases to put over this environment can only be planned once the environment exists.
-            arm = replace(arm, lock=lock, is_installed=False, plan=lambda: plan_of_lock(file))
-            return _moved(arm, commit, worktree, _top(root))
-        if kept is not None:
-            python = kept
-        elif file is not None:
-            assert installing is not None
-            python = environment(file, commit, store, installing.consent, installing.agreed)
-            # The user agreed to the packages of the lock file, but not to the releases to put over them.
-            installing = replace(installing, agreed=None)
-        arm = _moved(replace(arm, python=python, lock=lock), commit, worktree, _top(root))
-    if releases or lists:
-        files = tuple(Path(word).expanduser() for word in lists)
-        wanted = Wanted(releases=tuple(releases), lists=files, python=arm.python)
+            return arm
+    if words.releases or words.lists:
+        wanted = Wanted(releases=tuple(words.releases), lists=tuple(words.lists), python=arm.python)
         arm = _over(arm, wanted, store, installing)
-    return replace(arm, perfsuite=_version(arm)) if pythons or commits else arm
+    is_elsewhere = words.image is not None or words.python is not None or words.commit is not None
+    return replace(arm, perfsuite=_version(arm)) if is_elsewhere else arm
+
+
+def _with_lock_file(
+    arm: Arm, lock: str, worktree: Path, commit: str, store: Path, installing: _Installing | None
+) -> tuple[Arm, _Installing | None]:
+    """Return the arm with the packages of a commit's lock file, and how further packages are installed."""
+    file = worktree / lock
+    if not file.is_file():
+        raise CaseError(
+            "that commit has no such file. Give its path from the top directory of the repository"
+        )
+    arm = replace(arm, lock=lock)
+    kept = kept_environment(file, commit, store)
+    if kept is not None:
+        return replace(arm, python=kept), installing
+    if installing is None:
+        return replace(arm, is_installed=False, plan=lambda: plan_of_lock(file)), None
+    python = environment(file, commit, store, installing.consent, installing.agreed)
+    # The user agreed to the packages of the lock file, but not to the releases to put over them.
+    return replace(arm, python=python), replace(installing, agreed=None)
 
 
 def _is_package(name: str) -> bool:
