@@ -71,20 +71,12 @@ def dry_run(
 
     Raises `DryRunError` if the case cannot be run dry, and `CaseError` if its framework refuses the case.
     """
-    last = case.topology.world_size - 1
-    for rank in ranks or ():
-        if not 0 <= rank <= last:
-            has = f"ranks 0 to {last}" if last else "only rank 0"
-            raise DryRunError(f"rank {rank} does not exist: {case.id} has {has}")
     machine, instead = pretended(case, device if gpu is None else "cuda")
     if gpu is not None:
         machine = pretended_gpu(gpu, case.topology)
     machine = machine.replace(interconnect=interconnect)
-    reason = why_not_dry(case, machine)
-    if reason is not None:
-        raise DryRunError(f"{case.id}: {reason}")
-    framework_of(case).check(case)
     chosen = telling_ranks(case) if ranks is None else tuple(ranks)
+    _check(case, chosen, machine)
     run_dir = RunDir(directory)
     documents.write(run_dir.case, CaseFile(case=case, device=machine.device, counted_steps=counted_steps))
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -108,12 +100,31 @@ def dry_run(
         notes=tuple(dict.fromkeys(filter(None, (instead, *(n for report in reports for n in report.notes))))),
         failure=next((report.failure for report in reports if report.failure is not None), None),
     )
+    run = _without_unknown_speeds(run)
+    documents.write(run_dir.run, run)
+    return run
+
+
+def _check(case: Case, ranks: Sequence[int], machine: Machine) -> None:
+    """Raise the errors of `dry_run`."""
+    last = case.topology.world_size - 1
+    for rank in ranks:
+        if not 0 <= rank <= last:
+            has = f"ranks 0 to {last}" if last else "only rank 0"
+            raise DryRunError(f"rank {rank} does not exist: {case.id} has {has}")
+    reason = why_not_dry(case, machine)
+    if reason is not None:
+        raise DryRunError(f"{case.id}: {reason}")
+    framework_of(case).check(case)
+
+
+def _without_unknown_speeds(run: Run) -> Run:
+    """Remove predictions that would need an unknown peak speed, and add a note about each reason."""
     if run.dry_facts is not None and is_in_tf32(run):
         unknown = run.dry_facts.replace(roofline=None, expected=None, no_expected=NO_TF32_ROOFLINE)
         run = run.replace(dry_facts=unknown, notes=(*run.notes, NO_TF32_ROOFLINE))
-    if machine.emulates(case.precision):
+    if run.machine.emulates(run.case.precision):
         run = run.replace(notes=(*run.notes, NO_BF16_ROOFLINE))
-    documents.write(run_dir.run, run)
     return run
 
 
