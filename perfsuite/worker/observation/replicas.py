@@ -21,7 +21,7 @@ def fingerprint(model: nn.Module) -> dict[str, float]:
     """Return, for each trained parameter, the L1 norm of this rank's shard. Every step changes the norm."""
     trained = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
     with torch.no_grad():
-        shards = ((name, local(parameter)) for name, parameter in trained)
+        shards = ((name, _real(local(parameter))) for name, parameter in trained)
         return {
             name: float(torch.linalg.vector_norm(shard, ord=1, dtype=torch.float32))
             for name, shard in shards
@@ -60,12 +60,17 @@ def squares(gradients: Iterable[Any]) -> float | None:
             copies = [1] * len(existing)
         held = [part.coalesce().values() if part.is_sparse else part for part in map(local, existing)]
         terms = [
-            float(torch.linalg.vector_norm(part, dtype=torch.float32)) ** 2 * (1 / count)
+            float(torch.linalg.vector_norm(_real(part), dtype=torch.float32)) ** 2 * (1 / count)
             for part, count in zip(held, copies, strict=True)
             if part.numel()
         ]
         return sum(terms) if terms else None
-    return None  # there was an error, for example because gradients are complex numbers
+    return None
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the real and imaginary parts of a complex tensor. A real tensor is returned unchanged."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _copies(tensor: Any) -> int:

@@ -3,6 +3,7 @@
 This step is not measured.
 """
 
+import contextlib
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -91,14 +92,7 @@ class SecondStep:
 
     def _hook(self, register: Callable[..., Any], hook: Callable[..., None], **how: bool) -> None:
         """Register a hook. If the hook fails, its error is stored, so that the model does not fail."""
-
-        def run(*args: Any) -> None:
-            try:
-                hook(*args)
-            except Exception as error:
-                self._errors.append(error)
-
-        self._handles.append(register(run, **how))
+        self._handles.append(register(_Hook(hook, self._errors), **how))
 
     def _count(self, index: int, module: nn.Module, args: Any) -> None:
         (self.recomputed if in_backward(self._graph_task) else self.forwards)[index] += 1
@@ -165,6 +159,27 @@ class SecondStep:
         if self.lacks_forward:
             return NO_FORWARD
         return f"{sum(count > 0 for count in self.recomputed)} of {len(self.recomputed)}"
+
+
+class _Hook:
+    """A hook of a module. Its errors are stored, so that the model does not fail."""
+
+    def __init__(self, hook: Callable[..., None], errors: list[Exception]) -> None:
+        self._hook = hook
+        self._errors = errors
+
+    def __call__(self, *args: Any) -> None:
+        try:
+            self._hook(*args)
+        except Exception as error:
+            self._errors.append(error)
+
+    def __reduce__(self) -> Any:
+        """Let a training pickle or copy its model in this step.
+
+        The hook of the copy does nothing, and can be loaded without perfsuite.
+        """
+        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 def _first_tensor(values: Any) -> Tensor | None:

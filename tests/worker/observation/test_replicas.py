@@ -79,7 +79,16 @@ def test_squares_gradients_of_every_kind() -> None:
     empty = torch.zeros(0)
     assert replicas.squares([None, dense, table.weight.grad, empty]) == pytest.approx(12 + 2 * 4 + 2 * 1)
     assert replicas.squares([None]) is None
-    assert replicas.squares([torch.zeros(2, dtype=torch.complex64)]) is None
+
+
+@pytest.mark.parametrize("gradient", [torch.tensor([3 + 4j, 0]), torch.tensor([3 + 4j, 0]).conj()])
+def test_squares_complex_gradients(gradient: torch.Tensor) -> None:
+    assert replicas.squares([gradient]) == 25
+
+
+def test_fingerprints_complex_parameters() -> None:
+    model = nn.ParameterList([nn.Parameter(torch.tensor([3 - 4j]))])
+    assert replicas.fingerprint(model) == {"0": 7}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
+import pickle
 from collections.abc import Callable
+from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
@@ -127,6 +129,21 @@ def test_kernels_of_a_gpu_go_by_their_nodes(node: str, kernel: str | None) -> No
     assert attention_kernel(output) == kernel
     output.grad_fn = Node("MulBackward0", Node("SoftmaxBackward0", Node(node)), Node("ViewBackward0"))
     assert attention_kernel(output) == (kernel or "math")
+
+
+@pytest.mark.parametrize("copied", [deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_the_model_is_not_observed(copied: Callable[[nn.Module], nn.Module]) -> None:
+    model = Model(sdpa)
+    seen = SecondStep(model, inside=True)
+    copied(model)(input_ids=TOKENS, attention_mask=torch.ones_like(TOKENS)).backward()
+    seen.finish()
+    assert (seen.tokens.tokens, seen.forwards) == (0, [0, 0])
+
+
+def test_a_pickled_hook_needs_nothing_of_perfsuite() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    SecondStep(model, inside=True)
+    assert b"perfsuite" not in pickle.dumps(model)
 
 
 def test_compiled_models_are_not_hooked() -> None:
