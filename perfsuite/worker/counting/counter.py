@@ -31,8 +31,10 @@ from perfsuite.frameworks.common.private import (
     HigherOrderOperator,
     TorchDispatchMode,
     active_fake_mode,
+    call_kernel,
     current_dispatch_mode_stack,
     fake_tensor,
+    has_kernel,
     is_wrapper_subclass_type,
     overloadpacket,
     schema,
@@ -115,6 +117,8 @@ BY_A_MASK = frozenset({"aten.index", "aten.index_put", "aten.index_put_"})
 written to the masked elements, because this fills the tensor in place."""
 DEVICE = torch.ops.prim.device.default
 """The operator that returns the device of a fake tensor. It is called when C++ code reads `device`."""
+COMPOSITE = "CompositeImplicitAutograd"
+"""The dispatch key of the kernels that only call other operators."""
 COPIES = frozenset({"aten._to_copy", "aten.copy_"})
 LOOKUPS = frozenset({"aten.embedding", "aten._embedding_bag", "aten._embedding_bag_forward_only"})
 """Operators that look up tokens. Their second argument is the tokens."""
@@ -316,6 +320,8 @@ class StepCounter(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is DEVICE:
             return func(*args, **kwargs)
+        if self.is_entered and not types and _is_composite(func):
+            return self._call_parts(func, args, kwargs)
         counted, its_args, its_kwargs = _without_random_state(func, args, kwargs)
         given = self._guarded(self._before, counted, types, its_args, its_kwargs) if self.is_entered else None
         if given is NotImplemented:
@@ -325,6 +331,18 @@ class StepCounter(TorchDispatchMode):
             result = out[1] if _saves_random_state(func) else out
             self._guarded(self._count, counted, its_args, its_kwargs, given, result)
         return out
+
+    def _call_parts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call an operator that consists of other operators, so that those are dispatched to this mode.
+
+        Usually they are, because torch takes such an operator apart before it calls a mode. It does not do so
+        in `torch.inference_mode`.
+        """
+        super().__enter__()  # type: ignore[no-untyped-call]
+        try:
+            return call_kernel(func)(COMPOSITE, *args, **kwargs)
+        finally:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _before(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the tensors passed to an operator, or None if the call is not to be counted.
@@ -596,6 +614,12 @@ def read_by_the_host(
         return [index for index in _tensors(args[1]) if index.dtype in (torch.bool, torch.uint8)]
     by_a_size = operator == "aten.repeat_interleave" and kwargs.get("output_size") is None
     return given if operator in HOST_READS or by_a_size else []
+
+
+@functools.cache
+def _is_composite(func: Any) -> bool:
+    """Return whether the operator consists of other operators, as `aten.linear` does."""
+    return not isinstance(func, HigherOrderOperator) and has_kernel(func.name(), COMPOSITE)
 
 
 @functools.cache

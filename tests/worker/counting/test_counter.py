@@ -73,6 +73,36 @@ def test_counts_products_by_phase_and_recompute() -> None:
     assert flops["forward"] == 2 * PRODUCT
 
 
+def evaluated(mode: Callable[[], Any]) -> Counts:
+    """Return the counts of an evaluation without gradients."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5))
+    batch = torch.ones(2, BATCH, WIDTH)
+    with StepCounter([]) as counter, mode():
+        result = model(batch).to(torch.float64).contiguous()
+        result = result @ result.mT
+        result.sum().item()
+    counts: Counts = counter.end_step()
+    assert counter.error is None
+    return counts.replace(memory=None, python=None)
+
+
+def test_inference_mode_has_the_counts_of_no_grad() -> None:
+    assert evaluated(torch.inference_mode) == evaluated(torch.no_grad)
+
+
+def test_counting_changes_no_result_in_inference_mode() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5))
+    with torch.inference_mode():
+        torch.manual_seed(1)
+        expected = model(torch.ones(BATCH, WIDTH))
+        torch.manual_seed(1)
+        with StepCounter([]):
+            result = model(torch.ones(BATCH, WIDTH))
+    assert torch.equal(result, expected)
+    assert result.is_inference()
+
+
 def test_the_input_is_what_embeddings_look_up() -> None:
     table = nn.Embedding(9, WIDTH)
     layer = nn.Conv1d(BATCH, BATCH, 1)
