@@ -105,7 +105,8 @@ for _name in ("cudnn_attention", "efficient_attention", "flash_attention", "flas
     FLOPS[getattr(aten, f"_scaled_dot_product_{_name}")] = _attention_flops
     FLOPS[getattr(aten, f"_scaled_dot_product_{_name}_backward")] = _attention_backward_flops
 PRODUCTS = re.compile(  # names of operators that multiply matrices. Those without a formula are reported
-    r"(^|[._])(mm|bmm|matmul|gemm|mv|gemv|addmv|linear|attention|attn|fmha|rnn|lstm|gru|conv|convolution)(?![a-z])"
+    r"(^|[._])(mm|addmm|bmm|addbmm|matmul|gemm|mv|gemv|addmv|(tri)?linear(?!\d)|euclidean|cdist|encoder"
+    r"|attention|attn|fmha|rnn|lstm|gru|conv|convolution)(?![a-z])"
 )
 HOST_READS = frozenset({
     "aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.equal", "aten.bincount",

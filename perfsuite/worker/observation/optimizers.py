@@ -127,7 +127,12 @@ class Optimizers:
             kind = type(optimizer).__name__
             number = 1 + sum(stepping.kind == kind for stepping in self.seen)
             name = kind if number == 1 else f"{kind}:{number}"
-            new = self._living[optimizer] = Stepping(kind, name, set(map(id, parameters_of(optimizer))))
+            parameters = set(map(id, parameters_of(optimizer)))
+            again = self._rebuilt(kind, parameters)
+            if again is not None:
+                self._living[optimizer] = again
+                return again
+            new = self._living[optimizer] = Stepping(kind, name, parameters)
             self.seen.append(new)
             if self._clock is None:
                 new.is_clock = self.wanted in (None, f"{kind}:{number}", name)
@@ -137,6 +142,20 @@ class Optimizers:
             if new.is_clock:
                 self._clock = new
         return self._living[optimizer]
+
+    def _rebuilt(self, kind: str, parameters: set[int]) -> Stepping | None:
+        """Return the entry of an earlier optimizer of this kind that no longer exists, or None.
+
+        A script can build an inner optimizer in every step, as in meta-learning. All of these optimizers
+        share one entry. An optimizer that might be the clock has an entry of its own.
+        """
+        if self._clock is None or Stepping(kind, "", parameters).follows(self._clock):
+            return None
+        living = set(map(id, self._living.values()))
+        for old in self.seen:
+            if old.kind == kind and not (old.is_clock or old.in_turn or id(old) in living):
+                return old
+        return None
 
 
 def parameters_of(*optimizers: Any) -> list[Any]:

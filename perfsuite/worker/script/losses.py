@@ -159,9 +159,12 @@ def loss_of(tensors: Any) -> Tensor | None:
 
 
 def _copied(loss: Tensor) -> Tensor:
-    """Return a copy of a loss in fp32, because a script might later average it over the ranks in place."""
+    """Return a copy of a loss in fp32, because a script might later average it over the ranks in place.
+
+    The copy has no dimensions. A loss can have some: `[[0.5]]` is a scalar for backward.
+    """
     local: Tensor = shard_of(loss)
-    return local.detach().to(torch.float32, copy=True)
+    return local.detach().to(torch.float32, copy=True).reshape(())
 
 
 def _leads_to(loss: Tensor, wanted: set[int]) -> bool:

@@ -462,6 +462,22 @@ def test_products_without_a_formula_are_named() -> None:
     assert counts.without_flops == {"flex_attention": 1}
 
 
+ROWS = torch.ones(2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("operator", "call"),
+    [
+        ("aten.addbmm", lambda: torch.addbmm(torch.ones(3, 3), ROWS, ROWS.mT)),
+        ("aten._trilinear", lambda: nn.functional.bilinear(ROWS, ROWS, torch.ones(2, 4, 4))),
+        ("aten._euclidean_dist", lambda: torch.cdist(torch.ones(30, 4), torch.ones(30, 4))),
+        ("aten._sparse_addmm", lambda: torch.sparse.mm(torch.eye(4).to_sparse(), torch.ones(4, 4))),
+    ],
+)
+def test_rare_products_are_named(operator: str, call: Callable[[], object]) -> None:
+    assert operator in counted(call).without_flops
+
+
 def test_work_with_a_saved_random_state_is_counted() -> None:
     """Compiled code runs an operator in these ways, to recompute it with the same random numbers."""
     higher = torch.ops.higher_order
@@ -482,8 +498,11 @@ def test_no_other_operator_is_taken_for_a_product() -> None:
     optimizer = torch.optim.AdamW(layer.parameters())
 
     def step() -> None:
-        images = nn.functional.interpolate(torch.ones(1, 1, 4, 4), scale_factor=2, mode="bilinear")
-        (layer(torch.ones(2, 4, 8)).square().mean() + images.mean()).backward()
+        images = [
+            nn.functional.interpolate(torch.ones(1, 1, *[4] * dimensions), scale_factor=2, mode=mode).mean()
+            for dimensions, mode in enumerate(("linear", "bilinear", "trilinear"), 1)
+        ]
+        (layer(torch.ones(2, 4, 8)).square().mean() + sum(images)).backward()
         optimizer.step()
 
     assert counted(step).without_flops == {}

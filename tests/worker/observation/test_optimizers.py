@@ -137,7 +137,16 @@ def test_deleted_optimizer_is_not_a_new_one() -> None:
     for _ in range(50):
         optimizers.count(Adam())
         gc.collect(1)
-    assert len(optimizers.seen) == 50
+    assert optimizers.seen[0].steps == 1
+
+
+def test_optimizers_of_every_step_share_an_entry() -> None:
+    optimizers = Optimizers("Over")
+    outer = Over(ONE)
+    for _ in range(9):
+        stepping(optimizers, [Adam(), outer])
+        gc.collect(1)
+    assert optimizers.summary() == "Optimizers that stepped: Adam (9 steps), Over (9 steps)"
 
 
 def test_finds_live_objects_by_class_still_frozen() -> None:

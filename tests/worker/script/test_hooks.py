@@ -33,7 +33,7 @@ STEPS = COUNTED_STEP + 3
 CASE = ALONE.model_copy(update={"max_warmup_steps": COUNTED_STEP, "steps": 3})  # users' cases need more steps
 GUARDS = {
     "_guarded.<locals>.guarded",
-    "SecondStep._hook.<locals>.run",
+    "_Hook.__call__",
     "before.<locals>.wrap.<locals>.watched",
     "LiveMemory._see_storage.<locals>.<lambda>",
     "LiveMemory._died",

@@ -72,6 +72,15 @@ def test_losses_unlike_the_case_mismatch(
         losses.check(4, more_come=True)
 
 
+def test_losses_of_one_step_can_have_different_shapes(losses: Losses) -> None:
+    weight = nn.Parameter(torch.ones(1))
+    for _ in range(3):
+        weight.sum().backward()
+        weight.reshape(1, 1).backward()
+        losses.end_step(sgd(weight))
+    assert losses.of_steps(2) == (2, 2, 2)
+
+
 def test_work_before_the_first_step_is_no_training(losses: Losses) -> None:
     """An example is a library that calls backward on a copy of the model to count its operations."""
     model = nn.Linear(2, 1)
