@@ -106,8 +106,8 @@ def _work_table(counts: Counts) -> Table:
     caption = "FLOPs are those of matmuls, convolutions and attention. A host read waits for the device."
     if counts.python is not None and not counts.python.all_threads:
         caption += (
-            " Python calls are those of the training thread. With Python 3.12 or later, calls of all threads "
-            "would be counted."
+            " Python calls are those of the training thread. "
+            "From Python 3.12 on, all threads would be counted."
         )
     if counts.kernels is None:
         caption += " The number of kernels is unknown, because a dry run generates no kernels."
