@@ -1,7 +1,8 @@
 """perfsuite: performance regression tests for distributed training, written as pytest tests.
 
-Names are imported on first use, so that a rank loads only the modules that it needs. The names of frameworks
-come from their entry points (`pyproject.toml`), so each framework is one file or folder that can be removed.
+Names are imported on first use, so that a rank loads only the modules that it needs. At run time, the class
+names of frameworks come from their entry points (`pyproject.toml`), so this module still works after the file
+or folder of a framework was removed together with its entry point.
 """
 
 import importlib

@@ -61,7 +61,7 @@ class Data(BaseModel):
 def did_you_mean(name: str, candidates: Iterable[str], question: str = " Did you mean {!r}?") -> str:
     """Return a question with the candidate most similar to `name`; empty if none is similar.
 
-    A candidate that differs only in capital letters, hyphens and underscores comes first.
+    A candidate that differs only in capital letters, hyphens and underscores is preferred to all others.
     """
     choices = [*candidates]
     same = [candidate for candidate in choices if _letters(candidate) == _letters(name)]
@@ -74,9 +74,10 @@ def _letters(name: str) -> str:
 
 
 def explain(error: ValidationError, fields: Sequence[str] = ()) -> str:
-    """Describe each problem as `field: allowed values, got the value`, or suggest one of `fields`.
+    """Describe each problem as `field: allowed values, got the value`.
 
-    Several missing fields are listed together.
+    For an unknown field, the description suggests the most similar name in `fields`. Several missing fields
+    are listed together.
     """
     problems = error.errors(include_url=False)
     missing = [_name(problem["loc"]) for problem in problems if problem["type"] == "missing"]

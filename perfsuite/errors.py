@@ -20,7 +20,7 @@ class CaseError(PerfsuiteError, ValueError):
 
 
 class DryRunError(PerfsuiteError):
-    """A case cannot be run dry, or a package lacks a name that a dry run replaces."""
+    """A dry run is not possible, for example because a package lacks a name that the dry run replaces."""
 
 
 class ExtensionError(PerfsuiteError):

@@ -61,8 +61,8 @@ class Extension:
 def own(group: Group) -> Mapping[str, Extension]:
     """Return perfsuite's own extensions in a group, by name. The metadata of other packages is not read.
 
-    A source tree can contain older metadata in addition to the installed metadata. The first distribution
-    that declares a framework is used. Raises `ExtensionError` if none does.
+    A source tree can contain older metadata in addition to the installed metadata. This function uses the
+    first metadata of perfsuite that lists a framework. Raises `ExtensionError` if there is none.
     """
     for perfsuite in distributions(name=PERFSUITE):
         if perfsuite.entry_points.select(group=FRAMEWORKS):

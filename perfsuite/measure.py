@@ -121,7 +121,8 @@ def until_decided(
         was_shared = launch()
         verdict = judge()
         if verdict.outcome == "undecided" and was_shared and not is_free():
-            # While others use the machine, more launches do not help, so one unhealthy launch is enough.
+            # While others use the machine, more launches do not help, so the first unhealthy launch can
+            # end the case.
             verdict = judge(max_unhealthy=1)
         if verdict.outcome != "undecided":
             return verdict

@@ -1,8 +1,8 @@
 """Recognise secrets by their format, and by the name of their variable or option.
 
 This is the filter for everything that is stored or printed. A case with a secret is refused, and a variable
-with a secret is not recorded. In text from other sources, secrets are replaced (`masked`). In a case, a value
-that does not look like a secret cannot be distinguished from an ordinary value. Such a value is refused only
+with a secret is not recorded. In text from other sources, secrets are replaced (`masked`). In a case, a
+secret without a typical format cannot be distinguished from an ordinary value. Such a value is refused only
 if the name of its variable or option always means a secret. This module imports nothing of perfsuite.
 """
 
@@ -185,9 +185,10 @@ def secret_variable(given: Mapping[str, str]) -> str | None:
 
 
 def secret_word(words: Sequence[str]) -> str | None:
-    """Return the first word of a command that contains a secret (`--password=x`) or precedes one, or None.
+    """Return the first word of a command that contains a secret (`--password=x`) or stands before a secret.
 
     The word is returned in a form that can be shown: the part before the secret, or `***` if it is empty.
+    Returns None if no word of the command is or contains a secret.
     """
     for number, word in enumerate(words):
         secrets = _spans(word)

@@ -77,8 +77,8 @@ def _check_json(case: Case) -> None:
             f"{case.framework!r} cannot be read back from its JSON {text}, which ranks read: {error}"
         ) from error
     assert back == case, (
-        f"{case.framework!r} comes back from its JSON, which ranks read, as {back.framework!r}: give options "
-        "types that survive JSON, such as tuples instead of lists"
+        f"{case.framework!r} becomes {back.framework!r} when ranks read it back from JSON: declare its "
+        "options with types that survive JSON, such as tuples instead of lists"
     )
 
 
@@ -151,7 +151,7 @@ def _checked_launch(case: Case, directory: Path) -> Run:
 
 _ADVICE: Mapping[FailureKind, str] = {
     "ranks_disagree": "run(steps) must return one loss per step. perfsuite counts the steps of the first "
-    "torch optimizer that is used: there must be `steps` of them. Without a torch optimizer, call "
+    "torch optimizer that is used: the count must equal `steps`. Without a torch optimizer, call "
     "clock.boundary() after each step",
     "mismatch": "correct what build() trains, or what expected() returns",
     "loss": "run(steps) must return the loss of each step in order, as seen on this rank",

@@ -59,7 +59,7 @@ SHARED_ID = """
     [
         (
             "    seen: Any = (1, 2)\n",
-            r"comes back from its JSON, which ranks read, as Mine\(.*\[1, 2\].*such as tuples",
+            r"becomes Mine\(.*\[1, 2\].* when ranks read it back from JSON.*such as tuples",
         ),
         (SHARED_ID, r"both have the id mine-llama-tiny-.*let slug\(\) distinguish"),
     ],

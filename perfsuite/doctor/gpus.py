@@ -75,7 +75,9 @@ def _fabric_row(wrong: Sequence[str], *, alone: bool) -> Row:
     advice = "start NVIDIA's Fabric Manager (systemctl status nvidia-fabricmanager), and check dmesg"
     if alone:
         # Without an NVSwitch, for example in a virtual machine, the fabric is never initialized.
-        return unknown(check, fabric_text, f"CUDA can work without it on one GPU. If it does not, {advice}")
+        return unknown(
+            check, fabric_text, f"CUDA can work without it on one GPU. If CUDA does not work, {advice}"
+        )
     return failed(check, fabric_text, advice)
 
 

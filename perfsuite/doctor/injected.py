@@ -50,7 +50,8 @@ EXPECTED = (
     Expectation("hang", failure="timeout"),
 )
 CLEAN = Expectation(None, ("passed", "improved", "inconclusive"))
-"""Without a fault, the case must neither regress nor fail. Other outcomes depend on the machine's noise."""
+"""Without a fault, the case must neither regress nor fail. Which of the three listed outcomes occurs depends
+on the machine's noise."""
 BASELINE_LAUNCHES = 5  # number of launches of the baseline, which is recorded first
 HANG_TIMEOUT_S = {"cpu": 45, "cuda": 120}
 """Device -> deadline of the launch that hangs, in seconds. GPUs take longer to start than a CPU."""

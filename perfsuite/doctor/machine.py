@@ -25,7 +25,7 @@ SHARED_MEMORY_ADVICE = (
 
 
 def machine_rows(machine: Machine) -> list[Row]:
-    """Describe the machine, name unknown facts about it, and list the markers that select cases here."""
+    """Describe the machine, say what is unknown about it, and list the markers that select cases here."""
     devices = "GPUs" if machine.device == "cuda" else "cores"
     parts = (f"{machine.devices} {devices}", machine.device_name, f"{machine.memory_bytes / 2**30:.0f} GiB")
     rows = [passed("machine", f"{machine.hardware_class}: {', '.join(parts)}")]
@@ -42,7 +42,8 @@ def machine_rows(machine: Machine) -> list[Row]:
     return [
         *rows,
         passed(
-            "cases run here", f"{', '.join(here)} (to see why another marker selects none: --expect MARKER)"
+            "cases run here",
+            f"{', '.join(here)} (to see why another marker selects no cases: --expect MARKER)",
         ),
     ]
 
@@ -91,8 +92,8 @@ def _cores_row(machine: Machine, root: Path) -> Row:
         if quota != "max" and int(quota) < cores * int(period):
             return (failed if machine.device == "cpu" else unknown)(
                 "cores",
-                f"{cores} cores are visible, but a cgroup only grants the time of "
-                f"{int(quota) / int(period):.1f}",
+                f"{cores} cores are visible, but a cgroup grants only as much CPU time as "
+                f"{int(quota) / int(period):.1f} cores have",
                 "start the container with whole cores (--cpuset-cpus) instead of a share of their time: "
                 "a process that has used its share is paused until the next period",
             )
@@ -139,7 +140,7 @@ def neighbours_row(machine: Machine, neighbours: Neighbours | None = None) -> Ro
         return unknown("other processes", str(error))
     if not others:
         return passed("other processes", "none uses the machine")
-    advice = "end them, or measure at another time: launches are set aside while they run"
+    advice = "end these processes, or measure at another time: while they run, launches are set aside"
     return unknown("other processes", "; ".join(others), advice)
 
 

@@ -91,12 +91,13 @@ def torch_rows(probed: DoctorFile, machine: Machine) -> list[Row]:
 
 
 def memory_row(memory: Memory, expected: int) -> Row:
-    """Compare the peak that perfsuite reads with the allocated memory, in bytes."""
+    """Compare the peak memory that perfsuite has read with the `expected` peak. Both are in bytes."""
     return checked(
         "peak memory",
         f"{memory.peak / 2**20:.1f} MiB, expected {expected / 2**20:.1f} MiB ({memory.method})",
         ok=abs(memory.peak - expected) <= MAX_PEAK_DIFFERENCE * expected,
-        advice="do not trust memory figures from this machine; check the row above, and report this",
+        advice="do not trust memory figures from this machine: check the torch rows above, and report the "
+        "wrong peak to perfsuite's developers",
     )
 
 

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 NODE_VARIABLE = "PERFSUITE_NODE_VARIABLE"
 """An environment variable. Its value is the name of another variable, in which the scheduler gives the number
 of this node (from 0). If one of these variables is not set, this is node 0."""
-# Seconds for which an agent that has lost perfsuite's driver waits while another thread of the agent writes
-# the launch file.
+# If perfsuite's driver is gone, the agent waits at most this many seconds before it ends the job, because
+# another of its threads might be writing the launch file.
 LATCH_S = 5
 PEERS_S = 5  # seconds for which a node waits for the stacks of the other nodes before it ends the job
 
@@ -74,7 +74,7 @@ def keep_compile_caches_apart(run_dir: RunDir, node: int) -> None:
 
 
 def _sweep() -> None:
-    # Spare Python's resource tracker, which cleans up and then ends by itself.
+    # Do not kill Python's resource tracker, which cleans up and then ends by itself.
     tracker = getattr(resource_tracker, "_resource_tracker", None)
     sweep(os.environ.get(JOB_MARK), os.getpid(), spare={getattr(tracker, "_pid", None)})
 
@@ -90,7 +90,7 @@ def _end(why: str, status: int) -> NoReturn:
 
 
 class _Ending:
-    """The end of this node's part of the job, and its launch file.
+    """Writes the launch file of this node, and ends the job on this node if the driver ends it or is gone.
 
     Only one thread writes the final version of the file: the thread that keeps the lock. If all ranks have
     ended or cannot be started, this is the agent's main thread. If the driver ends the job, it is the lease's
@@ -155,8 +155,8 @@ def _watched(
     end: Callable[[str, int], object] = _end,
 ) -> list[Failure]:
     """Run the job and sample the node's health, until the job ends or the driver stops it."""
-    # Do not import this at the top. It imports psutil, which ranks must not need, and ranks import this
-    # module.
+    # Do not import `health_sampler` at the top, because it imports psutil. Ranks import `agent`, and must not
+    # need psutil.
     from perfsuite.node.health_sampler import HealthWatch, sampler
 
     watch = HealthWatch(sampler(job.request.device, job.topology.processes_per_node), job.run_dir.steps_seen)

@@ -28,7 +28,8 @@ from perfsuite.results.run import DeviceHealth, Health
 T = TypeVar("T")
 EVERY_S = 0.25
 """Seconds between samples. A sample is also taken when the step count changes. So the first and the last
-sample are taken at the end of a step. Rank 0 reports its steps at most twice a second."""
+sample are taken at the end of a step. The count changes at most twice a second, because rank 0 reports its
+steps no more often."""
 WHOLE_EVERY_S = 1.0  # seconds between samples of values that change slowly: utilisation, temperature, memory
 LOOK_S = 0.06  # seconds between checks of the number of finished steps
 RESCAN_S = 2.0  # seconds between checks for new processes of the job
@@ -106,8 +107,8 @@ class Sampler:
         This is called often. `step` is the number of steps finished so far, or None before the training
         begins. `is_last` means that the job is over. A sample is then due if the number of steps has changed.
 
-        A sample counts only if it is taken after the first step and before the end of the last step. Later
-        samples, or samples in a hang, do not count, because `step` no longer changes after them.
+        A sample counts only if it is taken after the first step and before the end of the last step. It
+        counts once `step` has grown, so later samples, and samples in a hang, never count.
         """
         now = self._clock()
         has_begun = step is not None
@@ -200,7 +201,7 @@ class HealthWatch:
                 self.sampler.sample(self._steps())
             self.sampler.sample(self._steps(), is_last=True)
             self.sampler.end()
-        except Exception as error:  # a launch must not fail because its health cannot be sampled
+        except Exception as error:  # a failure to sample the health must not make the launch fail
             self._error = f"the machine's health is unknown: {type(error).__name__}: {error}"
             self._is_prepared.set()
 

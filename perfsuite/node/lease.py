@@ -33,8 +33,8 @@ need the text only if `srun` dies together with the driver, because otherwise st
 """
 LEASE_S = "PERFSUITE_LEASE_S"
 """Environment variable that an agent gets if its driver can be on another machine. Its value is `LOST_S`. On
-the same machine, the kernel reports the driver's death, so agents do not get the variable. A driver on the
-same machine keeps its job even if it is stopped with SIGSTOP."""
+the same machine, the kernel reports the driver's death, so agents do not get the variable. If a driver on
+the same machine is stopped with SIGSTOP, its job still goes on."""
 NO_SIGN = "no sign of perfsuite's driver"
 
 Wish = Literal["go", "end"]

@@ -160,8 +160,8 @@ class Gpus:
         """Read every GPU of the job.
 
         Each call of NVML takes a lock, so values that are not needed are left out. Without `whole`, only
-        clocks, power and energy are read. The counter of energy is read only if `energy` is true, because the
-        difference between the first and the last reading is enough.
+        clocks, power and energy are read. The counter of energy is read only if `energy` is true, because
+        only its first and its last reading are needed.
         """
         gpus = [self._read(index, energy=energy) for index in self._indices]
         return tuple(map(self._read_rest, self._indices, gpus, self.used_bytes()) if whole else gpus)

@@ -101,9 +101,9 @@ def ask_for_stacks(
 ) -> None:
     """Make processes of a node write their stacks and collective calls, if they have called `leash.listen`.
 
-    The calls are requested only after the files of stacks have stopped growing. Reading the calls runs Python
-    code, which can start the garbage collector. Stacks that are written at that time would show the
-    collector. Waits at most `wait_s` for the stacks, and at most `wait_s` for the calls.
+    The calls are requested only after the files of stacks have stopped growing. To report its calls, a
+    process runs Python code, which can start the garbage collector. Stacks that are written at that time
+    would show the collector. Waits at most `wait_s` for the stacks, and at most `wait_s` for the calls.
     """
     import psutil
 

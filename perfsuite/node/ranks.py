@@ -110,8 +110,8 @@ def run(job: AgentJob) -> list[Failure]:
     given = os.environ.get(JOB_VARIABLES, "").split()
     for name in os.environ.keys() - without_rank(os.environ).keys() - set(given):
         del os.environ[name]
-    # Use the variables of the perfsuite that runs in this process. Its version can differ from that of the
-    # perfsuite that started the launch.
+    # The perfsuite that runs in this process determines the variables. Its version can differ from that of
+    # the perfsuite that started the launch.
     ours = {**cpu.node_variables(case, job.request.device), **moved_variables(plan.environment, os.environ)}
     os.environ |= {n: value.replace(LAUNCH_DIR, str(files)) for n, value in ours.items() if n not in given}
     if plan.command is not None:
@@ -186,7 +186,11 @@ def _bind(job: AgentJob, ranks: Iterable[Process]) -> None:
 
 
 def _run(command: Command, job: AgentJob) -> list[Failure]:
-    """Run a command once, or once per rank. PYTHONPATH makes its Python processes measure themselves."""
+    """Run a command once, or once per rank.
+
+    Through PYTHONPATH, each Python process of the command loads perfsuite's `sitecustomize`, which attaches
+    the measurement.
+    """
     environment = {**os.environ, RUN_DIR: str(job.run_dir.path)}
     first = {"PYTHONPATH": Path(worker.__file__).parent / "startup", "PATH": Path(sys.executable).parent}
     for name, path in first.items():
@@ -264,7 +268,7 @@ def moved_directory(directory: str) -> str:
 
 
 def moved_variables(given: Mapping[str, str], arm: Mapping[str, str]) -> dict[str, str]:
-    """Return a case's variables (`given`) with their values in one arm, whose variables are `arm`.
+    """Adapt the variables of a case (`given`) to one arm. `arm` is the environment of this arm.
 
     Values that are paths in the repository are replaced if the worktree has such a file.
     """

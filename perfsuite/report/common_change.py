@@ -12,7 +12,7 @@ from perfsuite.results.session_file import MachineChange, Measurement, SessionRe
 from perfsuite.verdict.common_change import Estimate, common_change
 from perfsuite.verdict.robust import Z_99, relative
 
-FEWEST_CHANGED = 2  # minimum number of cases that changed according to their own launches
+FEWEST_CHANGED = 2  # minimum number of cases that each show a change without the other cases
 NOTHING = "No recorded fact changed in all of them, so look at the machine first (perfsuite doctor)"
 
 
@@ -50,7 +50,7 @@ def _sentence(
     """Report the common change of the cases and, if there is a reference, the change of the reference.
 
     Without a reference, returns a sentence only if the cases share a change, and if at least `FEWEST_CHANGED`
-    of these cases changed according to their own launches. Otherwise returns None.
+    of these cases each show a change without the other cases. Otherwise returns None.
     """
     common = common_change(changes)
     if common is not None and not common.is_shared:
@@ -67,7 +67,7 @@ def _sentence(
     sentence = (
         f"{len(shared)} of {plural(len(changes), 'case')} are {direction} by about the same amount: "
         f"tokens/s {_shown(common.estimate)} (99% interval {low} to {high}). "
-        f"This is one finding, so look for one cause. {cause}."
+        f"The cases changed together, so look for one cause. {cause}."
     )
     return f"{sentence} Different from these: {apart}." if apart else sentence
 

@@ -106,7 +106,8 @@ def _work_table(counts: Counts) -> Table:
     caption = "FLOPs are those of matmuls, convolutions and attention. A host read waits for the device."
     if counts.python is not None and not counts.python.all_threads:
         caption += (
-            " Python calls are those of the training thread. Since Python 3.12, all threads are counted."
+            " Python calls are those of the training thread. "
+            "From Python 3.12 on, all threads would be counted."
         )
     if counts.kernels is None:
         caption += " The number of kernels is unknown, because a dry run generates no kernels."
@@ -188,7 +189,8 @@ def not_counted(check: CountCheck) -> str:
 def sentences(check: CountCheck, *, judged: bool, by_rank: bool, longest: int | None = None) -> list[str]:
     """Return the judged findings, or the others if not `judged`, as sentences without duplicates (`once`).
 
-    `longest` limits the sentence of each finding, but not its cost (`Finding.in_words`).
+    `longest` limits the sentence of each finding, but not the text about the predicted cost
+    (`Finding.in_words`).
     """
     of_these = [finding for finding in check.findings if (finding.outcome != "passed") == judged]
     with_ranks = (
@@ -260,7 +262,8 @@ def table_of_findings(check: CountCheck, against: str | None) -> Table:
         for finding in check.findings[:MOST_FINDINGS]
     ]
     caption = (
-        f"Changes in the work of a step, from {before} to now. Changes that are only listed were not judged."
+        f"Changes in the work of a step, from {before} to now. "
+        'Changes with the verdict "listed" were not judged.'
     )
     left = len(check.findings) - MOST_FINDINGS
     if left > 0:

@@ -78,5 +78,7 @@ def scalings(results: Iterable[Measurement]) -> list[str]:
             parts = [
                 f"{plural(case.topology.nodes, 'node')} {speed / of_fewest:.0%}" for case, speed in cases
             ]
-            sentences.append(f"scaling of {name}: {', '.join(parts)} of the speed per device")
+            sentences.append(
+                f"speed per device of {name}, relative to the smallest number of nodes: {', '.join(parts)}"
+            )
     return sentences

@@ -9,7 +9,7 @@ from perfsuite.results.session_file import MachineChange, Measurement, SessionRe
 from perfsuite.verdict.common_change import CommonChange
 from perfsuite.verdict.robust import relative
 
-MOST_CASES = 5  # maximum number of cases that are compared with the reference in a sentence
+MOST_CASES = 5  # maximum number of sentences that each compare one case with the reference
 MACHINE = "the machine, not the code"
 NO_CHANGE = (
     "The reference is as fast tonight as its baselines, as far as {canaries} can show: tokens/s {change} "
@@ -18,7 +18,7 @@ NO_CHANGE = (
 UNCERTAIN = (
     "does not show whether the machine is the cause: launch more cases with the reference (--perf-canaries)"
 )
-NOT_THE_MACHINE = "it is not the machine alone. This is one finding, so look for one cause"
+NOT_THE_MACHINE = "it is not the machine alone. The cases changed together, so look for one cause"
 ALONE = (
     "are left out, because the speed of this case changed differently from that of the other canaries: look "
     "at this case on this machine"
@@ -35,7 +35,7 @@ def beside_reference(machine: MachineChange, cases: int, common: CommonChange | 
     """Compare the common change of the cases of a hardware class with the change of the reference.
 
     `cases` is the number of cases, and `common` is None if the cases share no change. `cause` is a sentence
-    about other changes that all of these cases have in common.
+    about what else changed in all cases with this common change, such as a version.
     """
     if common is None and machine.is_certain:
         return f"The reference is {_how(machine.change)} tonight {_range(machine)}: {MACHINE}."

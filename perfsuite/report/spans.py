@@ -283,7 +283,8 @@ def held(runs: Sequence[Run]) -> list[str]:
         times = zip(span.seconds, span.steps, strict=True)
         measured = [(seconds, step) for seconds, step in times if start <= step < stop]
         longest_s, step = max(measured, default=(0.0, 0))
-        is_long = HELD * usual_s < longest_s <= run.step_s[step]  # a longer span lasted several steps
+        # A span that is longer than its step lasted several steps.
+        is_long = HELD * usual_s < longest_s <= run.step_s[step]
         if is_long and 2 * len(measured) <= stop - start:
             lines.append(f"step {step + 1} contained: {name} {_time(longest_s)}")
     return lines
@@ -340,7 +341,10 @@ def _groups(launches: Sequence[_Launch], late: Collection[int]) -> list[tuple[li
 
 
 def _are_alike(launches: Sequence[_Launch], first: int, second: int) -> bool:
-    """Return whether two steps have equal counts on each side. Python calls may differ by chance."""
+    """Return whether two steps have equal counts on each side.
+
+    A difference in Python calls is ignored if it is small enough to be chance.
+    """
     for launch in launches:
         then = dict(launch.in_step(first))
         now = dict(launch.in_step(second))
@@ -357,7 +361,7 @@ def _name(steps: Sequence[int], counted: Sequence[int]) -> str:
     """Name a group of steps with equal counts.
 
     The name is that of the first step, if the group has only one step or contains the first counted step.
-    Otherwise, the name is the period of the steps.
+    Otherwise, the name says which steps they are, such as `every 5th step (5, 10)`.
     """
     if len(steps) == 1 or steps[0] == counted[0]:
         return step_name(steps[0])
@@ -399,7 +403,10 @@ def _finite(seconds: Iterable[float]) -> list[float]:
 
 
 def _time(seconds: float) -> str:
-    """Format a duration. The unit is seconds from 1 s on, because events take longer than steps."""
+    """Format a duration, in ms below 1 s and otherwise in s.
+
+    `duration`, which suits steps, changes to seconds only at 10 s. Events take longer than steps.
+    """
     return f"{seconds:,.1f} s" if seconds >= 1 else duration(seconds)
 
 

@@ -25,11 +25,13 @@ from perfsuite.verdict.comparability import UNEXPLAINED
 
 MARKS = ("shadow", "shared", "blind", "not counted", "dry run")  # marks that can follow a verdict
 NOTES_SHOWN = 5  # maximum number of different notes on cases that need no action
-MOST_JUDGE_CHANGES = 30  # maximum number of sentences on changed checks; results.json has all of them
-UNCLAIMED_SHOWN = 10  # maximum number of baselines without a case that are named
+# Maximum number of sentences on changes to files that affect verdicts. results.json has all of them.
+MOST_JUDGE_CHANGES = 30
+UNCLAIMED_SHOWN = 10  # maximum number of names in the list of baselines without a case
 LONGEST_SENTENCE = 160  # maximum length of a finding in a table, without its cost, in characters
 JUDGED_ALL_THE_SAME = ("unlike", "loss")
-"""Failures after which metrics are still judged, to show regressions: the launches ran to the end."""
+"""Failures after which metrics are still judged, to show regressions. This is possible because the launches
+ran to the end."""
 IF_MEANT = "; if the difference is intended, accept a new baseline, or delete this one if it is not reviewed"
 """Text after the path of a baseline, if the case might have been changed on purpose."""
 CASES_SHOWN = 20  # maximum number of listed cases that arm B lacks or has changed
@@ -113,9 +115,9 @@ def _counts_that_tell(judged: Verdict, outcome: Outcome) -> list[str]:
 def marks(result: Measurement) -> list[str]:
     """Return the marks of a verdict.
 
-    `shadow`: the verdict does not fail its test. `shared`: other jobs used the machine, so figures prove
-    nothing. `blind`: the gate can miss a change of the allowed size. `dry run`: nothing was computed. `not
-    counted`: the work of a step could not be counted.
+    `shadow`: without `--perf-shadow`, the case would have failed its session. `shared`: other jobs used the
+    machine, so figures prove nothing. `blind`: the gate can miss a change of the allowed size. `dry run`:
+    nothing was computed. `not counted`: the work of a step could not be counted.
     """
     is_blind = any(check.blind for check in result.verdict.checks)
     holding = (result.shadow, result.shared, is_blind, not_counted(result) is not None, result.dry)

@@ -23,9 +23,9 @@ from perfsuite.results.session_file import Measurement, Preflight
 
 MOST_LINES = 12  # maximum lines about a case that did not pass, unless the full explanation is requested
 LONGEST_SENTENCE = 250  # maximum length of the sentence about a count in such a case, in characters
-COST_LINES = 2  # maximum lines that the text about the cost of a changed count adds to its sentence
+COST_LINES = 2  # maximum lines for the cost of a changed count, in addition to `TEXT_LINES`
 TEXT_LINES = 3  # maximum lines of a text about such a case
-MOST_COUNTS = 10  # maximum number of judged counts, and of other counts, that are described in words
+MOST_COUNTS = 10  # maximum number of judged counts that are described in words, and of other counts as well
 MOST_ENTRIES = 2  # maximum number of `RankCounts` whose step is shown
 SPANS_INDENT = 6  # indentation of the table of spans in an explanation
 WIDEST = 10_000  # width of an unlimited table; no table is this wide
@@ -117,7 +117,10 @@ def spans_of(table: Table, indent: str = "") -> list[str]:
 
 
 def _below_names(table: Table) -> list[str]:
-    """Return the lines of a table, with the name in the first column on a line above its rows."""
+    """Return the lines of a table without its first column.
+
+    Each name in that column has its own line above the rows with this name.
+    """
     rest = Table(
         headers=table.headers[1:],
         rows=[row[1:] for row in table.rows],

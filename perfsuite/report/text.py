@@ -12,7 +12,8 @@ from perfsuite.results.outcome import AgainstReference, Check
 
 NONE = "\N{EN DASH}"  # stands for an unknown value
 SPEEDS = ("tokens/s", "samples/s")  # countable units: "fewer" rather than "less"
-UNKNOWN = (-0.9, 9.0)  # intervals that include a change to a tenth, or to ten times the value, are not shown
+# An interval is not shown if it contains -90% (a tenth of the value) or +900% (ten times the value).
+UNKNOWN = (-0.9, 9.0)
 
 WIDTH = 100  # width of prose in reports, on a terminal and in a log, in characters
 
@@ -26,7 +27,7 @@ class Table:
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
-    caption: str = ""  # a description, unless there is a heading above
+    caption: str = ""  # a description; empty if a heading above the table describes it
     text_columns: int = 1  # number of leading columns that hold text
     # Number of trailing columns that hold text or charts. The columns in between hold numbers.
     last_text_columns: int = 0

@@ -331,8 +331,8 @@ def _unless_more_often(check: Check, span: str, a: Sequence[Run], b: Sequence[Ru
 def _only_growth_judged(counts: CountCheck) -> CountCheck:
     """Return the counts, with all findings `passed`: in a comparison of times, counts only explain changes.
 
-    An exception is an increase of kept objects, which is judged. Kept objects slow down and end long runs,
-    but do not affect the measured window.
+    An exception is an increase of kept objects, which is judged. Kept objects make long runs slower and
+    finally end them, but do not affect the measured window.
     """
     findings = tuple(
         finding
@@ -428,7 +428,10 @@ def _pairs_with_span(metric: SpanSeconds, a: Sequence[Run], b: Sequence[Run]) ->
 def _missing(
     metric: Metric, check: Check, before: Sequence[float | None], now: Sequence[float | None]
 ) -> Check | None:
-    """Return a `failed` or `inconclusive` check if a value of an arm is missing or not a size, else None."""
+    """Return a `failed` or `inconclusive` check, or None if all values of both arms are usable.
+
+    A value is not usable if it is missing, not positive or not finite.
+    """
     for arm, values in ((ARM_A, before), (ARM_B, now)):
         bad = [value for value in values if not is_size(value)]
         if bad:

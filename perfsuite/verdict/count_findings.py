@@ -194,7 +194,10 @@ def _has_many_more_calls(quantity: Quantity, before: Counts, launches: list[Coun
 
 
 def new_events(baseline: CountBaseline, launches: Launches) -> Iterator[Finding]:
-    """Yield a regression for each event that only arm B has, such as saving a checkpoint."""
+    """Yield a regression for each event that only arm B has, such as saving a checkpoint.
+
+    `baseline` was made from the launches of arm A. An event counts only if all launches of arm B have it.
+    """
     for ranks, before, now in alike(baseline, launches):
         new = sorted(EVENTS - before.spans.keys())
         for name in [name for name in new if all(name in counts.spans for counts in now)]:

@@ -179,8 +179,8 @@ def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> list[
 def _not_judged(baseline: CountBaseline, launches: Launches, judged: Collection[str]) -> dict[str, bool]:
     """Describe what was not judged, and why. `judged` has the names of new spans that are judged.
 
-    The values say whether the work might have changed there. If a baseline only lacks what an older perfsuite
-    did not count, this is no sign of a change.
+    Each note is a key of the result. Its value is True if the work that was not judged might have changed. If
+    a baseline only lacks what an older perfsuite did not count, this is no sign of a change.
     """
     then = ranks_in(baseline.counts)
     now = set.intersection(*map(ranks_in, launches))
@@ -195,7 +195,10 @@ def _not_judged(baseline: CountBaseline, launches: Launches, judged: Collection[
 def _spans_not_judged(
     before: Counts, after: Sequence[Counts], judged: Collection[str]
 ) -> Iterator[tuple[str, bool]]:
-    """Yield the spans, and the quantities of spans, that only one side has, like `_not_judged`."""
+    """Yield a note for each span, and for each quantity of a span, that only one side has.
+
+    Each note comes with a bool that says whether the work might have changed, as in `_not_judged`.
+    """
     steps = {step_name(step) for counts in after for step in counts.also_counted}
     for span, is_before in missing_spans(before, after):
         if span not in judged:
@@ -211,7 +214,10 @@ def _spans_not_judged(
 
 
 def _quantities_not_judged(before: Counts, after: Sequence[Counts]) -> Iterator[tuple[str, bool]]:
-    """Yield the quantities of the reported step that only one side has, like `_not_judged`."""
+    """Yield a note for each quantity of the reported step that only one side has.
+
+    Each note comes with a bool that says whether the work might have changed, as in `_not_judged`.
+    """
     for quantity in quantities.quantities((before, *after)):
         where = _only_on_one_side(quantity, before, after)
         if where is None:

@@ -129,8 +129,8 @@ def _compare(
 
     Regressions do not end the launches if only metrics without noise regressed, or if all regressions are
     waived. The verdict is then `undecided` as long as the check of a metric with noise is `undecided`.
-    Without the rule for waivers, a waiver of one metric would hide a regression of another one that needs
-    more launches.
+    Without the rule for waivers, a waived regression of one metric would end the launches before a regression
+    of another metric becomes significant.
     """
     failed = _unlike(runs, baseline)
     if failed is not None:

@@ -65,7 +65,8 @@ class Places(NamedTuple):
     root: str  # pytest's root directory
     baselines: str
     cases: str
-    linked: frozenset[str] = frozenset()  # files outside of these directories to which symbolic links point
+    # Files to which symbolic links point. They may lie outside of these directories.
+    linked: frozenset[str] = frozenset()
 
 
 def sentences(changes: Iterable[FileChange], places: Places, base: str) -> list[str]:
@@ -301,7 +302,10 @@ def _times_differ(before: Baseline | None, now: Baseline | None) -> Iterator[str
 
 
 def _losses_differ(before: Baseline, now: Baseline) -> Iterator[str]:
-    """Find the latest part of the steps in which the losses differ, and yield their difference there."""
+    """Find the last part of the steps whose losses differ, and yield the difference.
+
+    Each recorded loss is of one part of the steps.
+    """
     longest = max(len(launch.loss) for launch in (*before.launches, *now.launches))
     for behind in range(1, longest + 1):
         both = [_median(_loss(launch, behind) for launch in baseline.launches) for baseline in (before, now)]

@@ -30,8 +30,9 @@ MOST_SCATTER = 0.2  # norms that differ by more than this share are never called
 Launches = Sequence[BaselineLaunch]
 Curve = Sequence[float]
 CLEAR = 30
-"""Two sides must differ by this multiple of the largest difference within a side. With two launches on each
-side, and gradients that scatter, this happens by chance in 1 of 3,000 cases."""
+"""Two sides are reported as different only if they differ by more than this multiple of the largest
+difference within a side. With two launches on each side, and gradients that scatter, this happens by chance
+in 1 of 3,000 cases."""
 
 
 def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the baseline") -> str | None:
@@ -65,8 +66,8 @@ def _scaled_computation(scale: float, then: Launches, now: Launches, whose: str)
     """Explain a loss that differs by the factor `scale` in every step; None if the gradients are the same.
 
     If a library computes the mean over micro-batches after backward instead of before, it reports a
-    different loss with the same gradients. Only the norm before clipping can show this, because clipping
-    makes all norms equal.
+    different loss with the same gradients. Only the norm before clipping can show that the gradients are the
+    same, because clipping makes all norms equal.
     """
     factor = f"x {_times(scale)} in every step, compared with {whose}"
     norms = {figure: [values_of(side, figure) for side in (then, now)] for figure in NORMS}
@@ -165,7 +166,7 @@ def _as_text(loss: float) -> str:
 
 
 def _floor(value: float, curve: Curve) -> float:
-    """Return the difference that a loss of a curve may always have."""
+    """Return the difference that is always allowed for one value of a loss curve, even without scatter."""
     largest = max((abs(loss) for loss in curve if math.isfinite(loss)), default=0.0)
     return max(LOSS_FLOOR * abs(value), CANCELLED * largest)
 
@@ -210,7 +211,7 @@ def steadily_differ(then: Launches, now: Launches) -> str | None:
             return _loss_change(position, before[0], today[0], _allowed(tenths, position))
     if not tenths:
         return None
-    # The mean over all steps scatters less than its tenths.
+    # The mean loss of all steps scatters less than the mean loss of one tenth of the steps.
     means = [[fmean(curve) for curve in side] for side in curves]
     sides = [(means[0], means[1])]
     if not _is_apart(sides, 0):
@@ -302,7 +303,10 @@ def _scale(launches: Launches, usual: Sequence[tuple[float, float]]) -> float | 
 
 
 def _harmless_factor(then: Launches, now: Launches) -> float | None:
-    """Return the factor between the losses of all steps; None if there is none, or if gradients differ."""
+    """Return the factor by which the losses of the two sides differ in all steps.
+
+    Returns None if there is no such factor, or if the gradients are not known to be the same.
+    """
     scale = _scale(now, _usual_loss(then))
     is_harmless = scale is not None and _scaled_computation(scale, then, now, "") is None
     return scale if is_harmless else None
@@ -329,8 +333,8 @@ def _limited(curves: Sequence[Curve], degrees: int) -> Sequence[Curve]:
 
     This way, one outlying launch, or one outlying number in a launch, has only a limited effect on the
     scatter and on the mean. The method is winsorising (Tukey 1962). As with deleted residuals, the limits for
-    a value are computed without the value itself. Two curves remain unchanged, because they do not show which
-    of them is the outlier.
+    a value are computed without the value itself. If there are only two curves, they are returned unchanged,
+    because they do not show which of them is the outlier.
     """
     if len(curves) < FEWEST:
         return curves

@@ -59,7 +59,10 @@ ONE_SESSION = (
     "sessions on a CPU can differ this much: accept a baseline of two sessions (perfsuite baseline accept "
     "--sessions 2)"
 )
-OTHER_SOFTWARE = "the software that the probe uses has changed too: accept a new baseline if all is well"
+OTHER_SOFTWARE = (
+    "the software that the probe uses differs from the baseline's: accept a new baseline if the speed is as "
+    "you expect"
+)
 ONLY_COLD = "every launch was cold: none could reuse what the first one compiled"
 NOW_AND_THEN = "some launches of the baseline lack this span too, so its absence is not a change"
 NOT_HELPED = (
@@ -148,7 +151,8 @@ class SequentialCheck:
             return decided.replace(outcome="inconclusive", note=ONE_SESSION)
         if self.policy.most >= FEWEST_LAUNCHES:
             return decided
-        decided = decided.replace(minimum_detectable=None)  # so few launches cannot detect any slowdown
+        # A slowdown is reported only after `FEWEST_LAUNCHES` launches, so none can be detected here.
+        decided = decided.replace(minimum_detectable=None)
         if decided.outcome == "undecided" and len(now) >= self.policy.most:
             return decided.replace(outcome="inconclusive", note=TOO_FEW_LAUNCHES)
         return decided
@@ -202,7 +206,7 @@ def check_metric(
 
 
 def unusable_checks(runs: Sequence[Run], baseline: Baseline) -> list[Check]:
-    """Return an `inconclusive` check for each metric of the baseline whose package can no longer be used.
+    """Return an `inconclusive` check for each metric of the baseline that no usable package defines any more.
 
     The package says whether the metric is judged. Without it, a regression of the metric cannot be ruled out.
     """
@@ -343,8 +347,9 @@ def _span_check(
         is_cold = all(cold in run.spans for run in runs)
         if is_cold and len(runs) < min(WARM_BY, policy.most):
             return check.replace(outcome="undecided")
-        # If every start-up is cold, every launch compiles, and so would every launch of a user. This check
-        # then decides the verdict, like the check of an unseen span.
+        # If every start-up is cold, every launch compiles, and so would every launch of a user. Therefore,
+        # after `WARM_BY` launches, this `inconclusive` check counts in the verdict, like the check of a span
+        # that no launch has.
         notes = [ONLY_COLD] if is_cold else []
         notes += [] if is_cold and len(runs) < WARM_BY else [UNSEEN_SPAN]
         return check.replace(outcome="inconclusive", note="; ".join(notes))

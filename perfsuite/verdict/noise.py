@@ -1,9 +1,9 @@
 """Use the baselines of a hardware class to estimate how much launches of unchanged code scatter. Pure.
 
-The noise is described by two standard deviations of log(cost), which are relative. `sigma` is the standard
-deviation between launches of one session. `session_sigma` is the standard deviation of the shift that all
-launches of a session have in common. `of_case` is the variance of a further shift, which each case
-of a session has on its own.
+The noise is described by two numbers. Both are standard deviations of log(cost), so 0.01 means about 1% of
+the cost. `sigma` is the standard deviation between launches of one session. `session_sigma` is the standard
+deviation of the shift that all launches of a session have in common. In addition, `of_case` is the variance
+of a further shift, which each case of a session has on its own.
 
 A probe is a fixed piece of work that is timed between the steps of a launch. The probe is used to remove the
 drift of the machine: if the machine slows down both steps and probe, seconds / probe_seconds**exponent
@@ -156,7 +156,11 @@ def _of_sessions(cases_of: CasesBySessions, sigma: float) -> tuple[Component | N
 
 
 def _between_sessions(of_session: Component | None, per_case: float) -> float:
-    """Return the standard deviation of a case between sessions, at its upper limit; 0 if it is unknown."""
+    """Return an upper limit of the standard deviation of a case between sessions; 0 if it is unknown.
+
+    `of_session` is the variance that the cases of a session have in common. Its upper confidence limit is
+    used. `per_case` is the additional variance of a single case.
+    """
     if of_session is None:
         return 0.0
     explained = of_session.explained
@@ -167,8 +171,9 @@ def _between_sessions(of_session: Component | None, per_case: float) -> float:
 def _of_a_case(cases_of: CasesBySessions, sigma: float) -> Component | None:
     """Estimate the noise of a case within a session: a shift that no other case of the session shares.
 
-    Each case has a mean in each session. The noise is the scatter of these means that neither the effect of
-    the case nor the effect of the session explains. Returns None if no two cases have the same sessions.
+    Each case has a mean in each session, and these means scatter. The noise is the part of this scatter that
+    neither the effect of the case nor the effect of the session explains. Returns None if no two cases have
+    the same sessions.
     """
     return pooled(
         Component(
@@ -310,8 +315,8 @@ def probe_exponent(groups: Sequence[Sequence[Pair]]) -> float:
 
     The least-squares slope is multiplied by max(0, 1 - E[F] / F). F is the squared t statistic of the slope.
     With d residual degrees of freedom, E[F] = d / (d - 2) is the expectation of F if there is no relation.
-    The result is 0 if d is below 3, or if correcting the launches with it would not lower their clipped
-    noise. Five launches with unrelated probes give an exponent above 0 about 7 times in 100.
+    The result is 0 if d is below 3, or if a correction with the reduced slope would not lower the clipped
+    noise of the launches. Five launches with unrelated probes give an exponent above 0 about 7 times in 100.
     """
     y, x = ([log for group in groups for log in _centred_logs(group, of)] for of in (0, 1))
     exponent = shrunk_slope(x, y, len(y) - len(groups) - 1)

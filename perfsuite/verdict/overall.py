@@ -101,7 +101,8 @@ def _unless_other(
 
     Two launches on each side show whether values differ or only scatter. With one launch, different
     losses or gradients make the verdict `failed` only if the losses of all steps differ by the same factor.
-    With `is_judged`, a baseline of times and its scatter were already used to judge the loss.
+    With `is_judged`, the loss was already judged against a baseline of times and its scatter. This function
+    then only looks for a factor that all losses have in common.
     """
     sound = [run for run in runs if run.failure is None]
     if not sound:

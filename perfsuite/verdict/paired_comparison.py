@@ -152,7 +152,7 @@ def minimum_detectable_difference(
     `pair_sigma` is the standard deviation of log(B / A) between pairs. On a machine without drift, that is
     sqrt(2) times the standard deviation between launches. The formula is (T + 3.0) sigma / sqrt(N), where T
     is the quantile of Student's t at which a change is reported. With 8 pairs or more, the result is up to
-    10% too small; with fewer pairs, it depends on single launches.
+    10% too small. With fewer pairs, it is less accurate, because single launches matter more.
     """
     final = _EFFICIENCY * 2 * (max_pairs - 1)
     return relative((t_quantile(z, final) + _Z_POWER) * pair_sigma / math.sqrt(max_pairs))

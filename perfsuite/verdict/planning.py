@@ -36,7 +36,7 @@ class Planned:
     """A case to plan for."""
 
     baseline_launches: int
-    sessions: Shares  # the share of each session in the launches of its baseline
+    sessions: Shares  # for each session, its share of the launches in the case's baseline
     cost: float = 1.0  # cost of one launch, in any unit
 
 
@@ -52,7 +52,7 @@ class CasePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class NightPlan:
-    """The number of launches of each case and, with the reference, of each canary."""
+    """The number of launches of each case, and of each canary's launches with the reference."""
 
     cases: Mapping[str, CasePlan]
     canaries: tuple[str, ...] = ()  # empty: no reference
@@ -114,8 +114,8 @@ def canary_cost(plan: NightPlan, cases: Mapping[str, Planned]) -> float:
 def hidden_by_case(noise: Noise, case: Planned, find: float) -> bool:
     """Return whether the noise of a case within a session hides a change of size `find`.
 
-    If it does, more launches of the case do not help. False alarms are ignored here, because they depend on
-    the number of cases, and this noise does not.
+    If it does, more launches of the case do not help. The limit for false alarms is left out here, because it
+    depends on the number of cases, but the noise of a case does not.
     """
     if noise.of_case is None:
         return False
@@ -142,10 +142,11 @@ def smallest_found(noise: Noise, baseline_launches: int, launches: int, z_alarm:
 
 
 def expected_shift(canaries: Mapping[str, Planned], launches: int, noise: Noise) -> Shift | None:
-    """Return the shift that a plan expects for a night with these canaries: 0, with its standard error.
+    """Return the shift that a plan assumes for a night with these canaries.
 
-    Returns None if the baselines do not show the noise of a case within a session. The canaries of the night
-    will show more of this noise, but a plan cannot rely on that.
+    Its estimate is 0, and its standard error is computed. Returns None if the baselines do not show the noise
+    of a case within a session. The canaries of the night will show more exactly how large this noise is, but
+    a plan cannot rely on that.
     """
     if noise.of_case is None or not canaries:
         return None
@@ -213,7 +214,8 @@ def _case_plan(
 def pairs_to_find(noise: Noise, find: float) -> int | None:
     """Return the number of pairs of launches that find a change in a comparison; None if no number does.
 
-    The two launches of a pair are of one case in one session, so all other effects cancel.
+    The two launches of a pair are of one case in one session. The effects of the case and of the session
+    cancel, so only the noise between launches remains.
     """
     pair_sigma = math.sqrt(2) * noise.sigma
     enough = (

@@ -82,7 +82,7 @@ def _calls(before: Profile, entry: RankProfile, *, by_rank: bool) -> tuple[str, 
 def _changed_calls(before: Profile, now: Profile) -> list[tuple[str, tuple[float, float]]]:
     """Return the names whose number of calls changed, with both numbers. The most likely cause comes first.
 
-    Operators and synchronisations come before the kernels that they launch, and views come last. Within each
+    Operators and synchronisations come first, then kernels, and views and allocations come last. Within each
     group, new and removed names come first. The others are sorted by relative change of calls. If these are
     equal, synchronisations come first, then names with a larger absolute change of calls, and then names with
     a larger change of time.
@@ -128,7 +128,8 @@ def _most(times: Mapping[str, tuple[float, float]], least: float) -> list[tuple[
 def _arrow(name: str, then: float, today: float, step: float | None = None) -> str:
     """Return a change, such as `all_gather exposed 12.1 -> 31.8 ms (+19.7 of +21.0 ms)`.
 
-    The change of the step is left out if it has the opposite sign, or is less than half as large.
+    The change of the whole step (`of +21.0`) is left out if its sign differs from that of the part's change,
+    or if it is less than half as large as the part's change.
     """
     by = today - then
     of = "" if step is None or step * by <= 0 or abs(by) > 2 * abs(step) else f" of {step / 1e3:+.1f}"

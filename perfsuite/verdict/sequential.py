@@ -40,9 +40,9 @@ Outcome = Literal["passed", "improved", "regressed", "inconclusive", "undecided"
 
 MAX_LAUNCHES = 15
 """Maximum number of launches of a case in a session. With a noise of 1% and a tolerance of 3%, 10 would be
-enough (98% of drops are detected). A drop of twice the noise is detected 95 times in 100 with 15 launches, 85
-times with 10, and 97 times with 20. If the code is unchanged, a maximum of 15 hardly costs extra
-launches: a case takes 1.7 to 2.9 on average."""
+enough: a drop of 3% is then detected 98 times in 100. A drop of twice the noise is detected 95 times in 100
+with 15 launches, 85 times with 10, and 97 times with 20. If the code is unchanged, a maximum of 15 hardly
+costs extra launches: a case takes 1.7 to 2.9 on average."""
 # Minimum number of launches for reporting a change. If it were 2, and 1 launch in 20 were slow, 1 session in
 # 400 would be a false alarm.
 FEWEST_LAUNCHES = 3
@@ -65,7 +65,9 @@ Z_FUTILE = round(NormalDist().inv_cdf(0.9), 3)
 launches with the reference."""
 _Z_POWER = 2.3  # 1.645 for a power of 95%, the rest for clipping and early passes
 OWN_SPREAD = 0.9  # minimum noise of a case, as a share of the standard deviation of its own launches
-_DISAGREEMENT = 0.5  # minimum noise, as a share of the standard deviation of today's launches
+# Minimum noise in `_surely_above`, as a share of the standard deviation of today's launches without the
+# slowest one.
+_DISAGREEMENT = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +97,7 @@ class Decision:
     interval: tuple[float, float]  # 99% interval of the change, including the baseline's uncertainty
     tolerance: float
     launches_used: int
-    minimum_detectable_drop: float  # `minimum_detectable_drop` for the noise that this decision used
+    minimum_detectable_drop: float  # result of the function of this name, for the noise of this decision
 
     @property
     def blind(self) -> bool:
@@ -106,9 +108,10 @@ class Decision:
 def pooled_noise(groups: Sequence[Sequence[float]], *, fitted: int = 0) -> Noise:
     """Estimate the noise that several baselines have in common. Each group has a baseline's seconds per step.
 
-    The variance is about each group's median, and clipped, so that one outlier among five launches has little
-    effect. `fitted` is the number of parameters already fitted to these launches (1 for the probe's
-    exponent). Raises ValueError with fewer than 2 degrees of freedom (launches - groups - fitted).
+    The variance is computed from the deviations from each group's median. These are clipped, so that one
+    outlier among five launches has little effect. `fitted` is the number of parameters already fitted to
+    these launches (1 for the probe's exponent). Raises ValueError with fewer than 2 degrees of freedom
+    (launches - groups - fitted).
     """
     residuals = [square for group in groups for square in squares(sorted_logs(group))]
     degrees = len(residuals) - len(groups) - fitted
@@ -195,7 +198,8 @@ def smallest_tolerance(*, noise: Noise, baseline_launches: int, launches: int, z
     """Return the smallest tolerance at which an unchanged case is `regressed` only rarely.
 
     With this tolerance, an unchanged case is `regressed` only if it is off by `z` standard errors. `z` is a
-    quantile of the normal distribution. Student's t replaces it, as in the test.
+    quantile of the normal distribution. As in the sequential test, it is converted to the corresponding
+    quantile of Student's t.
     """
     errors = t_quantile(z, noise.degrees_of_freedom) + t_quantile(Z_99, noise.degrees_of_freedom)
     return relative(errors * _error(noise, baseline_launches, launches))
@@ -259,9 +263,9 @@ def _wald_margin(slow: float, error: float, noise: Noise) -> float:
 def _hopeless(
     change: float, slow: float, noise: Noise, baseline_launches: int, launches: int, most: int, z: float
 ) -> bool:
-    """Return whether further launches, until there are `most` of them, are unlikely to decide.
+    """Return whether launching up to a total of `most` launches is unlikely to lead to a decision.
 
-    Deciding would need a shift of the mean by more than `z` standard errors.
+    It is unlikely if a decision would need a shift of the mean by more than `z` standard errors.
     """
     if launches < FEWEST_LAUNCHES:
         return False

@@ -34,7 +34,8 @@ from perfsuite.verdict.sequential import OWN_SPREAD, Noise
 from perfsuite.verdict.variance import Component, pooled
 
 MIN_DEGREES = 2
-"""Minimum degrees of freedom for the noise of a case within a session: two values can agree by chance."""
+"""Minimum degrees of freedom for the noise of a case within a session. One degree is not enough, because it
+comes from two values, which can agree by chance."""
 _SAME_SHARES = 1e-9  # a squared difference of shares below this is only rounding
 
 Shares = Mapping[str, float]  # the share of each session in the launches of a baseline, by name
@@ -55,7 +56,7 @@ class Shift:
 
     estimate: float
     error: float  # standard error
-    case_variance: float  # variance of a case within a session, at its upper limit
+    case_variance: float  # upper confidence limit of the variance of a case within a session
     sessions: Shares  # the sessions with which tonight is compared
     canaries: tuple[str, ...]  # the canaries that agree
     apart: tuple[str, ...] = field(default=())  # the other canaries, whose changes differ
@@ -162,8 +163,8 @@ def correction(noise: Noise, sessions: Shares, shift: Shift) -> Correction | Non
 def own_correction(noise: Noise, baseline: LaunchesBySession, now: list[float], case_id: str) -> Correction:
     """Return the correction of a case that was also launched with the reference.
 
-    `now` has the costs of the launches with the reference. Their noise is at least `OWN_SPREAD` times their
-    standard deviation.
+    `now` has the costs of the launches with the reference. Their noise is assumed to be at least `OWN_SPREAD`
+    times the standard deviation of these costs.
     """
     logs = sorted_logs(now)
     spread = math.sqrt(clipped_variance(squares(logs), len(logs) - 1))

@@ -63,7 +63,7 @@ class CanaryRuns:
 
 @dataclass(frozen=True, kw_only=True)
 class Tonight:
-    """The launches that run a session's reference on one hardware class, by id of the canary."""
+    """The launches that run a session's reference on one hardware class, by id of the case."""
 
     canaries: Mapping[str, CanaryRuns] = field(default_factory=dict)
     confirming: Mapping[str, CanaryRuns] = field(default_factory=dict)
@@ -113,7 +113,7 @@ def _change(
 def _sides(
     canary: CanaryRuns, metric: Metric, exponent: float
 ) -> tuple[dict[str | None, list[float]], list[float]]:
-    """Return the costs of a canary's baseline, by session, and of its launches with the reference."""
+    """Return a canary's costs twice: in its baseline, by session, and in its launches with the reference."""
     then = costs_by_session(canary.baseline, metric, exponent)
     figures = [run.figures for run in canary.runs]
     now = _costs(figures, metric)
@@ -129,7 +129,7 @@ def _costs(figures: Sequence[Figures], metric: Metric) -> list[float]:
 
 
 def machine_changes(tonight: Tonight, noise: ClassNoise, hardware_class: str) -> list[MachineChange]:
-    """Return the change of the machine in each metric that follows its speed, as far as it is known."""
+    """Return how much the machine changed each metric that follows the machine's speed, where it is known."""
     changes = []
     for metric in MACHINE_METRICS:
         exponent = noise.probe_exponent if metric in PROBE_CORRECTED else 0.0
@@ -161,7 +161,7 @@ def other_than_baseline(run: Run, baseline: Baseline, commit: str | None) -> lis
     then = baseline.observed
     now = run.observed
     if then is None or now is None:
-        return ["settings and versions were not observed on both sides"]
+        return ["settings and versions were not observed for the baseline, for this launch, or for both"]
     settings = comparability.setting_differences(run, baseline)
     differences = [f"{name}: {before} -> {after}" for name, (before, after) in settings.items()]
     differences += [
@@ -193,7 +193,7 @@ def machine_environment(tonight: Tonight) -> list[str]:
 
 
 def _environment_changes(run: Run, baseline: Baseline) -> dict[str, str]:
-    """Return the recorded versions, variables and settings of the machine that changed, by name."""
+    """Return the changes of the recorded environment (versions, variables, machine settings), by name."""
     then = {} if baseline.observed is None else baseline.observed.environment
     now = {} if run.observed is None else run.observed.environment
     return comparability.changed_values(

@@ -15,9 +15,10 @@ from perfsuite.verdict import comparability
 
 TIMES = {metric.name for metric in (TOKENS_PER_S, TOKENS_PER_S_MEAN, CPU_S_PER_STEP)}
 """Metrics that a machine can change, in addition to the times of spans. The data wait is one of them only if
-the settings of the loader are known on both sides. Otherwise, these settings might have changed."""
+the settings of the loader are known on both sides. If they are not known, a change of these settings, and not
+the machine, might be the cause."""
 UNKNOWN_CODE = "it is unknown whether the same code ran"
-NOT_OBSERVED = "settings and versions were not observed on both sides"
+NOT_OBSERVED = "settings and versions were not observed for the baseline, for a launch, or for both"
 MIGHT_BE_THE_MACHINE = "the machine might be the cause, but {why}"
 NOTHING_CHANGED = (
     "nothing that is recorded changed since the baseline: code, versions, variables, settings and work are "

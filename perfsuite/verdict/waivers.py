@@ -33,8 +33,8 @@ def waive(
 ) -> tuple[bool, tuple[str, ...]]:
     """Return whether all regressions of a case are waived, and a sentence about each regression.
 
-    `strict` has the outcomes that `--perf-strict` does not allow. A waiver covers only regressions: a
-    case is not waived if its other checks have such an outcome.
+    `strict` has the outcomes that `--perf-strict` does not allow. A waiver covers only regressions: a case is
+    not waived if another check has an outcome in `strict`.
     """
     regressions = _regressions(result) if result.outcome == "regressed" else []
     sentences = list[str]()

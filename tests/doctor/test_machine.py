@@ -26,7 +26,7 @@ def test_names_the_machine_and_its_markers() -> None:
     assert [(row.status, row.found) for row in rows] == [
         ("pass", "h100-80gb-sxm: 8 GPUs, NVIDIA H100 80GB HBM3, 80 GiB"),
         ("pass", f"989.5 TFLOP/s dense at 16 bit ({H100.product.source if H100.product else ''})"),
-        ("pass", "-m cpu, -m gpu, -m h100 (to see why another marker selects none: --expect MARKER)"),
+        ("pass", "-m cpu, -m gpu, -m h100 (to see why another marker selects no cases: --expect MARKER)"),
     ]
 
 
@@ -34,7 +34,7 @@ def test_names_why_no_gpu_was_found() -> None:
     note = "NVML found no GPU: it is not there"
     assert [row.found for row in machine_rows(make_machine(note=note))[1:]] == [
         note,
-        "-m cpu (to see why another marker selects none: --expect MARKER)",
+        "-m cpu (to see why another marker selects no cases: --expect MARKER)",
     ]
 
 
@@ -76,7 +76,9 @@ def test_container_grants_all_visible_core_time(tmp_path: Path, quota: str) -> N
 )
 def test_container_limits_core_time(tmp_path: Path, machine: Machine, status: str) -> None:
     row = cores_under("50000 100000", machine, tmp_path)
-    assert row.found == f"{VISIBLE} cores are visible, but a cgroup only grants the time of 0.5"
+    assert row.found == (
+        f"{VISIBLE} cores are visible, but a cgroup grants only as much CPU time as 0.5 cores have"
+    )
     assert (row.status, "--cpuset-cpus" in str(row.advice)) == (status, True)
 
 

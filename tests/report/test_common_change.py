@@ -35,7 +35,7 @@ def test_slower_cases_are_one_finding() -> None:
     assert sentence.startswith(
         "5 of 5 cases are slower by about the same amount: tokens/s -5.0% (99% interval -5."
     )
-    assert "This is one finding, so look for one cause." in sentence
+    assert "The cases changed together, so look for one cause." in sentence
     assert sentence.endswith(f"{NOTHING}.")
 
 

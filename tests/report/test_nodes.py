@@ -67,7 +67,7 @@ def test_scaling_compares_cases_by_node_count() -> None:
     (sentence,) = scalings([*results, measured(2, 7.0, micro_batch=9)])
     name = results[1].case_id.removesuffix("-1x2")
     shares = "1 node 100%, 2 nodes 95%, 4 nodes 90%"
-    assert sentence == f"scaling of {name}: {shares} of the speed per device"
+    assert sentence == f"speed per device of {name}, relative to the smallest number of nodes: {shares}"
 
 
 def test_two_node_counts_have_a_scaling() -> None:
@@ -98,7 +98,8 @@ def test_unlike_launches_have_no_scaling(change: dict[str, Any]) -> None:
     ids=["HTML", "Markdown", "summary"],
 )
 def test_reports_show_the_scaling(render: Callable[[SessionFile], str]) -> None:
-    assert "2 nodes 95% of the speed per device" in render(make_session_file(ONE_NODE, TWO_NODES))
+    text = render(make_session_file(ONE_NODE, TWO_NODES))
+    assert "relative to the smallest number of nodes: 1 node 100%, 2 nodes 95%" in text
 
 
 def test_one_case_has_no_scaling_in_a_report() -> None:

@@ -67,7 +67,7 @@ def test_cases_and_reference_that_move_together_are_the_machine() -> None:
 def test_cases_that_move_without_the_reference_are_one_finding() -> None:
     [said] = sentences(night(), reference(change=0.0, half=0.002))
     assert said.startswith("6 of 6 cases are 1.1% slower tonight, but the reference is 0.0% faster (0.0%, ")
-    assert "so it is not the machine alone. This is one finding" in said
+    assert "so it is not the machine alone. The cases changed together" in said
 
 
 def test_intervals_that_touch_can_be_different_changes() -> None:

@@ -256,7 +256,10 @@ def test_a_figure_that_is_no_size_never_passes(metric: str, value: float, good: 
 
 
 UNKNOWN = "it is unknown how the speed depends on the probe: accept a baseline of more launches"
-OTHER = "the software that the probe uses has changed too: accept a new baseline if all is well"
+OTHER = (
+    "the software that the probe uses differs from the baseline's: accept a new baseline if the speed is as "
+    "you expect"
+)
 FOLLOWS = noise_of(0.005, exponent=1)
 IGNORES = replace(QUIET, knows_exponent=True)
 
