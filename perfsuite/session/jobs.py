@@ -1,13 +1,20 @@
 """Run pytest and perfsuite's commands as separate processes in this environment."""
 
+import contextlib
 import shlex
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from types import FrameType
+from typing import Any
 
 from perfsuite.dry.cases import NO_TESTS_COLLECTED
 from perfsuite.errors import readable
 from perfsuite.node.processes import captured
 from perfsuite.report.console import say
+from perfsuite.worker import leash
 
 MOST_SAID = 2000  # maximum length of pytest's message, in characters
 # Exit status of doctor and selftest if a check has no result, for example because the machine is busy. A
@@ -15,10 +22,56 @@ MOST_SAID = 2000  # maximum length of pytest's message, in characters
 CANNOT_TELL = 3
 
 
+END_S = 20.0  # an interrupted process is killed if it has not ended its launches after this many seconds
+
+
 def run(module: str, *arguments: str) -> int:
-    """Run a module of this environment in a separate process and return its exit status."""
+    """Run a module of this environment in a separate process and return its exit status.
+
+    Ctrl-C and SIGTERM interrupt the module, so that it ends its launches and writes its results. This process
+    then ends with `KeyboardInterrupt` or `SystemExit`.
+    """
     say(f"$ {module} {' '.join(arguments)}")
-    return subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        with interruptible([sys.executable, "-m", module, *arguments]) as process:
+            return process.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+@contextlib.contextmanager
+def interruptible(
+    command: Sequence[str], *, end_s: float = END_S, **streams: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process. If the `with` block ends first, interrupt the process as Ctrl-C would.
+
+    A process that has not ended `end_s` seconds later is killed. `streams` are arguments of `Popen`.
+    """
+    # In a separate process group, the process gets Ctrl-C only once: from this process, not from the
+    # terminal. If this process is killed, the kernel interrupts the other one, which would otherwise measure
+    # at the same time as the next night.
+    process = subprocess.Popen(
+        command,
+        **streams,
+        process_group=0,
+        preexec_fn=partial(leash.die_with_parent, signal.SIGINT),
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            try:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(end_s)
+            finally:  # a second Ctrl-C ends the wait
+                process.kill()
+                process.wait()
 
 
 def refused(*arguments: str) -> str | None:

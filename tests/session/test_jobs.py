@@ -1,13 +1,73 @@
+import signal
+import subprocess
+import sys
 from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 
-from perfsuite.session.jobs import refused, run
+from perfsuite.session.jobs import interruptible, refused, run
+from tests.doc_pages import ROOT
+from tests.processes import wait_until
 
 
 def test_run_returns_the_status_and_says_the_command(capfd: pytest.CaptureFixture[str]) -> None:
     assert run("nosuch_module", "-x") == 1
     assert "$ nosuch_module -x" in capfd.readouterr().err
+
+
+SLEEPS = """
+import time
+from pathlib import Path
+try:
+    Path("begun").touch()
+    time.sleep(60)
+except KeyboardInterrupt:
+    Path("interrupted").touch()
+"""
+RUNS = """
+from pathlib import Path
+from perfsuite.session.jobs import run
+try:
+    run("sleeps")
+finally:
+    Path("ended").write_text(str(Path("interrupted").exists()))
+"""
+
+
+@pytest.fixture
+def sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the module `sleeps` on the path. It leaves a file if it is interrupted."""
+    Path("sleeps.py").write_text(SLEEPS)
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{Path.cwd()}")
+
+
+@pytest.mark.usefixtures("sleeps")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_the_module_end_first(number: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", RUNS], stderr=subprocess.DEVNULL) as process:
+        wait_until(Path("begun").exists, "begun")
+        process.send_signal(number)
+    assert Path("ended").read_text() == "True"
+    assert process.returncode != 0
+
+
+@pytest.mark.usefixtures("sleeps")
+def test_a_killed_command_interrupts_its_module() -> None:
+    with subprocess.Popen([sys.executable, "-c", RUNS]) as process:
+        wait_until(Path("begun").exists, "begun")
+        process.kill()
+    wait_until(Path("interrupted").exists, "interrupted")
+
+
+def test_a_process_that_ignores_interrupts_is_killed() -> None:
+    ignores = (
+        "import signal, time, pathlib; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+        "pathlib.Path('begun').touch(); time.sleep(60)"
+    )
+    with interruptible([sys.executable, "-c", ignores], end_s=0.1) as process:
+        wait_until(Path("begun").exists, "begun")
+    assert process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.launch

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from perfsuite import extensions
+from perfsuite import documents, extensions
 from perfsuite.case.case import Case
 from perfsuite.cli.shared import Hardware, Out, PytestOptions, option, read, report_directory, tolerance
 from perfsuite.cli.shared_options import Shared, shares
@@ -19,6 +19,7 @@ from perfsuite.features.nightly.find import FindPlan, planned_to_find, show
 from perfsuite.features.nightly.page import Page
 from perfsuite.features.nightly.plan import show_plan
 from perfsuite.report.console import say
+from perfsuite.results.session_file import SessionFile
 from perfsuite.results.store import BaselineStore, Store
 from perfsuite.session.by_command import check_asked
 from perfsuite.session.jobs import CANNOT_TELL, refused, run
@@ -223,7 +224,19 @@ def _measure(checks: Sequence[NightCheck], arguments: Sequence[str], page: Page)
         raise NothingMeasured(
             f"pytest ended with {status} and wrote no report. Does a case file end the process (os._exit)?"
         )
+    cut_short = [results for results in page.sessions() if _was_cut_short(results)]
+    if cut_short and status == 0:
+        say(
+            f"perfsuite night: pytest ended with 0 before the end of its session ({cut_short[-1]}). Does a case "
+            "file end the process (os._exit)?"
+        )
+        return 1
     return status
+
+
+def _was_cut_short(results: Path) -> bool:
+    """Return whether a session ended before it had measured all of its cases."""
+    return documents.read(results, SessionFile).status != "complete"
 
 
 def _report_killed(page: Page) -> None:

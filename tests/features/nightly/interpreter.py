@@ -66,6 +66,12 @@ class Interpreter:
         """Let pytest leave no files."""
         (self._directory / "results.json").unlink()
 
+    def cut_short(self) -> None:
+        """Let pytest end in the middle of its session, without a report."""
+        documents.write(self._directory / "results.json", SESSION.replace(status="running"))
+        shutil.rmtree(self._directory / "out")
+        (self._directory / "out").mkdir()
+
     def forget_report(self) -> None:
         """Restore the directory `out` of the time at which pytest began. The session of the night stays."""
         shutil.rmtree("out")
