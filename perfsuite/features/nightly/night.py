@@ -82,12 +82,16 @@ def night(
     )
     if find is not None and budget is not None:
         raise CaseError(
-            "--find cannot be combined with --budget: a plan needs all of its launches; remove one"
+            "--find cannot be combined with --budget, because a plan needs all of its launches: remove "
+            "--find or --budget"
         )
     if plan:
         if pytest_options or only_summary:
             other = "--only-summary" if only_summary else "pytest options"
-            raise CaseError(f"--plan cannot be combined with {other}: a plan launches nothing; remove one")
+            raise CaseError(
+                f"--plan cannot be combined with {other}, because a plan launches nothing: remove --plan or "
+                f"{other}"
+            )
         tonight.show_plan()
         return
     if shared.as_json:
