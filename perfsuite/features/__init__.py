@@ -1,1 +1,4 @@
-"""Features that the rest of perfsuite does not need. Each has an engine and the commands that use it."""
+"""Features that the rest of perfsuite does not need.
+
+Each feature is a folder with its own code and, in most cases, its own commands.
+"""

@@ -189,8 +189,8 @@ def not_counted(check: CountCheck) -> str:
 def sentences(check: CountCheck, *, judged: bool, by_rank: bool, longest: int | None = None) -> list[str]:
     """Return the judged findings, or the others if not `judged`, as sentences without duplicates (`once`).
 
-    `longest` limits the sentence of each finding, but not the text about the predicted cost
-    (`Finding.in_words`).
+    `longest` is the maximum length of the sentence of each finding, in characters. The cost of the change is
+    never shortened (`Finding.in_words`).
     """
     of_these = [finding for finding in check.findings if (finding.outcome != "passed") == judged]
     with_ranks = (

@@ -64,7 +64,7 @@ def parts(step: Expected) -> str:
 
 
 def published(step: Expected, speed: str) -> str:
-    """Describe how close the steps of others, whose speed was published, come to the expected speed.
+    """Describe which share of the expected speed published steps on this accelerator reach.
 
     `speed` is the name of the expected speed in the sentence, such as `it` or `this speed`.
     """
@@ -82,14 +82,14 @@ def _forecast(its: Forecast) -> list[str]:
     factors = f"the GPU takes {its.gpu_factor:.2f} times as long as expected"
     if its.host_factor is not None:
         factors += f", and the host {its.host_factor:.2f} times"
-    pace = "the host" if its.host_pace else "the GPU"
+    pace = "the host can also set" if its.host_pace else "the GPU also sets"
     lines = [
-        f"forecast {_range(its)} for a step on this kind of GPU (meant to hold nine times out of ten): in "
-        f"{plural(len(its.cases), 'measured case')} with the same parallelism, in which {pace} sets the "
-        f"pace, {factors}"
+        f"forecast {_range(its)} for a step on this kind of GPU (meant to hold nine times out of ten), based "
+        f"on {plural(len(its.cases), 'measured case')} with the same parallelism, in which {pace} the pace. "
+        f"Measurements show that {factors}"
     ]
     if its.checked:
         lines.append(
-            f"of {plural(its.checked, 'earlier forecast')}, {its.held} held when the case was measured"
+            f"of {plural(its.checked, 'earlier forecast')} with a later measurement, {its.held} held"
         )
     return lines

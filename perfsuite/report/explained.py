@@ -37,7 +37,7 @@ class Explained:
     remarks: Sequence[str]  # other counts that were not judged, and why
     not_counted: Sequence[str]  # why there are no counts, although there is a baseline of counts
     excuses: Sequence[str]  # circumstances: other users, injected faults, a known issue, waivers
-    held: Sequence[str]  # steps that were long because of an event
+    held: Sequence[str]  # steps that took long because of an event in them, such as saving a checkpoint
     predicted: Sequence[str]  # predictions of a dry run, and how launches compare with them
     changed: Sequence[str]  # changes in the environment since the baseline, in one line
     notes: Sequence[str]  # remarks on the launches
@@ -49,7 +49,8 @@ class Explained:
 def explained(result: Measurement, longest: int | None = None) -> Explained:
     """Explain the verdict of a case.
 
-    `longest` limits the sentence about each changed count, but not its cost (`Finding.in_words`).
+    `longest` is the maximum length of the sentence about each changed count, in characters. The cost of the
+    change is never shortened (`Finding.in_words`).
     """
     verdict = result.verdict
     by_rank = len(result.counts) > 1

@@ -10,8 +10,8 @@ NOT_SEPARATE = "not known separately, because no two cases have baselines of the
 def sentence(noise: Noise, hardware_class: str) -> str:
     """Return the standard deviations of tokens/s as a sentence.
 
-    They are those between launches, between sessions, and of a case within a session. The last two are given
-    with their upper limits.
+    There are three: between launches, between sessions, and of the additional shift of a single case within
+    a session. The last two are given with their upper limits.
     """
     of_session, of_case = noise.of_session, noise.of_case
     launches = f"noise of tokens/s on {hardware_class}: {noise.sigma:.1%} between launches"

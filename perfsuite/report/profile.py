@@ -7,7 +7,7 @@ from perfsuite.results.session_file import Measurement
 from perfsuite.verdict.overall import THE_SAME
 from perfsuite.verdict.profiled import NOT_IN_EACH_STEP, most_different
 
-MOST_ROWS = 20  # maximum number of kernels or operators in a table, which has the longest of both profiles
+MOST_ROWS = 20  # maximum number of kernels or operators in a table: those that take longest in either profile
 
 
 def split(shown: StepSplit) -> str:

@@ -158,7 +158,8 @@ def _newest(calls: list[CollectiveCall]) -> tuple[CollectiveCall, ...]:
 
 def _call(entry: Mapping[str, Any], function: str, *, is_gloo: bool, now_ns: int) -> CollectiveCall:
     # gloo has no events, so its entries never become `completed`. They are `retired` when their work has
-    # ended. NCCL's watchdog also retires calls that have timed out.
+    # ended. NCCL's watchdog also retires calls that have timed out, so a retired call of NCCL is not
+    # necessarily done.
     is_done = entry["state"] == "completed" or (is_gloo and bool(entry["retired"]))
     return CollectiveCall(
         number=int(entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"]),

@@ -191,10 +191,11 @@ def _nccl_timeout(case: Case) -> timedelta:
 
 
 def _init_process_group(rank: Rank, device: Any) -> None:
-    """Create the process group, unless a library creates it. A preflight loads no library.
+    """Create the process group, unless a library creates it.
 
-    If the group is eager, NCCL gets the device, and connects all ranks now. Otherwise, NCCL connects them in
-    the first collective.
+    A preflight loads no library, so this function always creates the group of a preflight. If the group is
+    eager, NCCL gets the device, and connects all ranks now. Otherwise, NCCL connects them in the first
+    collective.
     """
     import torch.distributed as dist
 

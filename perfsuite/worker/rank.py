@@ -172,7 +172,8 @@ class Rank:
             first = max(steps.until + 1, case.max_warmup_steps)
             last = case.total_steps if steps.late is None else steps.late - 1
             self.recorder.growth = Growth(first, last)
-            # If these objects were created later, they would be counted as objects that steps keep.
+            # Build the validator of `Memory` now. If it were built later, its objects would be counted as
+            # objects that steps keep.
             Memory.model_rebuild()
         try:  # a private name of torch might be missing
             from perfsuite.worker.counting.steps import Counting
@@ -383,7 +384,8 @@ class Rank:
     def tell(self, steps: int, tokens: int) -> None:
         """If this is rank 0, write the number of steps that have ended, and the tokens per step."""
         if self.report.rank == 0:
-            with contextlib.suppress(OSError):  # if writing the report fails as well, that raises an error
+            # Ignore errors here: if no file can be written, writing the report raises an error later.
+            with contextlib.suppress(OSError):
                 self.run_dir.progress.write_text(f"{steps} {tokens}")
 
 
@@ -406,8 +408,9 @@ def write_failure(run_dir: RunDir, report: RankReport, failure: Failure) -> None
 def failure_of(error: BaseException, rank: int) -> Failure:
     """Return the `Failure` with which the rank's report describes an error.
 
-    A `ScriptError` gets no traceback, because the script has ended. A `MismatchError` gets none either: its
-    traceback would show only perfsuite's code, and its message says what to change.
+    A `ScriptError` gets no traceback, because its message already says why the script could not be measured.
+    A `MismatchError` gets none either: its traceback would show only perfsuite's code, and its message says
+    what to change.
     """
     has_none = isinstance(error, errors.ScriptError | errors.MismatchError)
     message = errors.message_of(error)

@@ -63,13 +63,13 @@ def test_words_give_a_forecast_or_why_there_is_none() -> None:
     facts = DryFacts(forecast=INTERVAL.replace(host_factor=2.5, held=5, checked=6))
     assert of_dry_run(facts, "tokens") == [
         "forecast of 500.0 ms to 600.0 ms for a step on this kind of GPU (meant to hold nine times out of "
-        "ten): in 2 measured cases with the same parallelism, in which the GPU sets the pace, the GPU takes "
-        "1.10 times as long as expected, and the host 2.50 times",
-        "of 6 earlier forecasts, 5 held when the case was measured",
+        "ten), based on 2 measured cases with the same parallelism, in which the GPU also sets the pace. "
+        "Measurements show that the GPU takes 1.10 times as long as expected, and the host 2.50 times",
+        "of 6 earlier forecasts with a later measurement, 5 held",
     ]
     (line,) = of_dry_run(DryFacts(forecast=INTERVAL), "tokens")
     assert "host" not in line
     (line,) = of_dry_run(DryFacts(forecast=INTERVAL.replace(host_pace=True)), "tokens")
-    assert "with the same parallelism, in which the host sets the pace, the GPU takes" in line
+    assert "with the same parallelism, in which the host can also set the pace. Measurements" in line
     why = DryFacts(no_forecast="no case is alike")
     assert of_dry_run(why, "tokens") == ["no forecast for this kind of GPU: no case is alike"]

@@ -36,7 +36,13 @@ finally:
 
 
 @pytest.fixture
-def sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in a directory of the test."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def sleeps(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the module `sleeps` on the path. It leaves a file if it is interrupted."""
     Path("sleeps.py").write_text(SLEEPS)
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{Path.cwd()}")
@@ -60,6 +66,7 @@ def test_a_killed_command_interrupts_its_module() -> None:
     wait_until(Path("interrupted").exists, "interrupted")
 
 
+@pytest.mark.usefixtures("here")
 def test_a_process_that_ignores_interrupts_is_killed() -> None:
     ignores = (
         "import signal, time, pathlib; signal.signal(signal.SIGINT, signal.SIG_IGN); "

@@ -94,7 +94,10 @@ def _replicated(machine: Machine, case: Case) -> Case:
 
 
 def _rows(ranks: int, case: Case) -> Sequence[tuple[str, int, Any, Mapping[str, Any]]]:
-    """Return each case's name, a number that must divide its number of ranks, its framework and fields."""
+    """Return the name, a divisor, the framework and the fields of each case.
+
+    A case can run only if the number of ranks is a multiple of its divisor.
+    """
     half = max(ranks // 2, 1)
     pipeline_of_titan = _titan("llama3", "pipeline_parallel_degree=2", case)
     experts = _titan("deepseek_v3", "expert_parallel_degree=2", case)
@@ -129,7 +132,7 @@ def _accelerate(shards: int, other: str) -> dict[str, object]:
 
 
 def _titan(module: str, degree: str, case: Case) -> dict[str, object]:
-    """Return torchtitan's settings for the small model of a module in its registry.
+    """Return torchtitan's settings for the debug model of a module, such as `llama3`, in its registry.
 
     The model trains for as many steps as `case`. On a CPU, it trains in fp32, because experts in bf16 take
     minutes there.

@@ -130,8 +130,8 @@ def carry_out(
     shown: dict[tuple[str, str], Row] = {}
     record = _run(night, record, steps, seconds, shown, as_json=as_json)
     rows = page.all_rows(record)
-    # If a step should have run again but did not, the record keeps its earlier result, but not the reason why
-    # it did not run again.
+    # If a step could not run again, the record has only the step's earlier result, so add the row with the
+    # reason.
     rows += [(name, row) for (name, _), row in shown.items() if (name, row) not in rows]
     if as_json:
         print_json([{"step": name, **documents.plain(row)} for name, row in rows])
@@ -175,7 +175,10 @@ def _run(
 def _show_plan(
     night: Night, record: FirstNight, steps: Sequence[Step], seconds: float, *, as_json: bool
 ) -> None:
-    """Print the steps with their estimated minutes. Steps that are complete are not repeated."""
+    """Print the steps with their estimated minutes.
+
+    Steps that will not run are printed too, but their minutes are not part of the total.
+    """
     grid = plain_table(("step", "minutes", "at most", "state", "question"))
     rows = []
     total = 0.0
@@ -229,5 +232,7 @@ def _plan_of_cases(night: Night, cases: int, total_min: float, budget_min: float
         f"about {case_min:g} min for each. Some can take longer"
     )
     if fitting < cases:
-        text += f". About {fitting} of them fit into --budget; the same command continues with the others"
+        text += (
+            f". About {fitting} of them fit into --budget. Run the same command again to measure the others"
+        )
     return text

@@ -104,7 +104,8 @@ def _image_rows(case: Case, night: Night, directory: Path) -> Iterator[Row]:
     if result is None or result.outcome == "not counted":
         yield unknown(check, f"{observed}, but its work was not compared: it was not counted")
     else:
-        yield passed(check, observed if different else f"{observed}, with the same work in a step")
+        alike = f"{observed}, and a step does the same work as outside the image"
+        yield passed(check, observed if different else alike)
 
 
 def _launched(case: Case, night: Night, directory: Path, arm: Arm) -> Run:

@@ -22,7 +22,8 @@ from perfsuite.results.run_dir import RunDir
 FAULTS = ("hang", "crash", "exit", "oom", "missing-rank")
 STOPPED = "stop one rank"
 STOP_AT_STEP = 5  # the step after which a rank is stopped
-# Number of steps of the launch in which a rank is stopped: so many that the launch does not end first.
+# Number of steps of the launch in which a rank is stopped. It is large, so that the launch does not end
+# before the rank is stopped.
 ENDLESS_STEPS = 2000
 FREE_S = 5.0  # seconds after a failed launch within which the GPUs' memory must be free
 FAULT_TIMEOUT_S: Mapping[Size, float] = {"full": 300, "tiny": 120, "simulated": 120}
@@ -30,7 +31,10 @@ FAULT_TIMEOUT_S: Mapping[Size, float] = {"full": 300, "tiny": 120, "simulated": 
 
 
 def fault_rows(night: Night) -> Iterator[Row]:
-    """Inject faults into the same case. Check the reports, the stacks, and that memory is free afterwards."""
+    """Inject several faults, one after the other, into one case.
+
+    Check the reports, the stacks, and that memory is free afterwards.
+    """
     directory = night.new_directory("faults")
     case = spread_case(night.machine, night.size)
     reason = why_not(case, night)
@@ -98,7 +102,7 @@ def collective_row(run: Run) -> Row:
 
 
 def stacks_row(launch: RunDir, ranks: int) -> Row:
-    """Check that every rank of a launch that hung wrote its stack."""
+    """Check that all ranks wrote their stacks when a launch hung."""
     written = {rank for rank, _, file in launch.all_stacks() if rank is not None and file.stat().st_size}
     observed = f"{len(written)} of {ranks} ranks wrote their stack"
     advice = f"it is unknown where the other ranks hang: see {launch.path}"

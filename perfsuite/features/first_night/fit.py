@@ -56,8 +56,8 @@ def _why(result: Measurement) -> str:
 def _moved_row(check: str, moved: Sequence[Check]) -> Row:
     """Return the row of a case whose speed changed although the code did not.
 
-    The cause is the machine, which could also hide a change of the code. The row fails only if the case
-    became slower.
+    The cause is the machine. Such a variation could later hide the effect of a change of the code. The row
+    fails only if the case became slower.
     """
     changes = ", ".join(map(change, moved))
     observed = f"two sessions of the same code differ: {changes}"

@@ -71,7 +71,7 @@ def answer(record: FirstNight) -> str:
     done = [result.step for result in record.results if result.is_complete]
     left = [step.name for step in STEPS if step.name not in done]
     if left:
-        return f"{tally} Not finished: {', '.join(left)}. The same command continues with them."
+        return f"{tally} Not finished: {', '.join(left)}. Run the same command again to continue with them."
     if record.size == "simulated":
         return f"{tally} {ONLY_SIMULATED}"
     if count["fail"]:

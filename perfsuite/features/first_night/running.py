@@ -94,7 +94,7 @@ def _run(night: Night, record: FirstNight, step: Step, how: Running) -> FirstNig
         documents.write_text(file, traceback.format_exc())
         add(failed(step.name, error_text(error), f"its traceback is in {file}"))
     except BaseException:  # Ctrl-C, or the end of the job
-        add(not_run("the rest", "the step was interrupted", "the same command continues with it"))
+        add(not_run("the rest", "the step was interrupted", "run the same command again to continue with it"))
         raise
     return saved()
 
@@ -110,7 +110,9 @@ def _refusal(night: Night, record: FirstNight, step: Step, how: Running) -> Row 
 
     The function can take time, because it waits for other users of the GPUs.
     """
-    used_up = not_run(step.name, "the time is used up", "the same command continues with this step")
+    used_up = not_run(
+        step.name, "the time is used up", "run the same command again to continue with this step"
+    )
     left_s = how.until - how.clock()
     if left_s < LEAST_S:
         return used_up
@@ -118,7 +120,7 @@ def _refusal(night: Night, record: FirstNight, step: Step, how: Running) -> Row 
     if step.name != "machine" and machine is not None:
         broken = _broken(machine.rows)
         if broken:
-            advice = "repair it: the same command then continues"
+            advice = "repair it, then run the same command again to continue"
             return not_run(step.name, f"the check {broken[0]!r} failed in the step `machine`", advice)
     problem = how.problem(replace(night, wait_quiet_s=min(night.wait_quiet_s, left_s)), step)
     if problem is not None:
@@ -162,7 +164,10 @@ def _instead(users: Sequence[str], devices: int) -> str:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [*map(str, range(devices))] if visible is None else [name.strip() for name in visible.split(",")]
     idle = [name for number, name in enumerate(names[:devices]) if number not in busy]
-    advice = "end these processes, or wait: the same command continues with this step"
+    advice = (
+        "end these processes or wait until they end, then run the same command again to continue with this "
+        "step"
+    )
     if not idle:
         return advice
     return (

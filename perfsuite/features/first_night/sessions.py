@@ -30,12 +30,12 @@ RECORDED_LAUNCHES = 3
 MOST_TOGETHER = 6  # maximum number of cases that are recorded before they are measured again
 CASE_MIN: Mapping[Size, float] = {"full": 6, "tiny": 1.5, "simulated": 1.5}
 """Estimated minutes needed to measure a case twice. They are used until the first case is measured."""
-MOST_REFUSED = 200  # at most this many of the cases that this machine cannot run are listed
+MOST_REFUSED = 200  # maximum number of rows about cases that this machine cannot run
 REACHED = "cases reached"  # name of the row with the number of cases that are done
 
 Results = dict[str, tuple[Measurement, ...]]
-"""Case id -> the newest result that recorded a baseline, and then the newest later result, if there is one.
-If no result recorded a baseline, only the newest result."""
+"""Case id -> the newest result that recorded a baseline, followed by the newest result after it, if there is
+one. If no result recorded a baseline, only the newest result."""
 Measuring = Callable[[Sequence[str], Path, Store], Iterator[SessionFile]]
 """Arguments of pytest, the file for its output, and the store -> the results, whenever they change."""
 
@@ -105,12 +105,14 @@ class Turns:
     refused: Sequence[CollectedTest] = ()  # tests of cases that this machine cannot run
     results: Results = field(default_factory=dict)
     sessions: Counter[str] = field(default_factory=Counter)  # number of sessions of each case, by its id
-    skipped: set[str] = field(default_factory=set)  # ids of the cases that their tests skipped
+    skipped: set[str] = field(default_factory=set)  # ids of the cases whose test was skipped
 
     def is_done(self, test: CollectedTest) -> bool:
-        """Return whether a case needs no further session: it recorded no baseline, or was measured again.
+        """Return whether a case needs no further session.
 
-        If the newest measurement of a case was disturbed by other users of the machine, the case is not done.
+        A case is done if its test was skipped, if it was measured without recording a baseline, or if it was
+        measured again. If the newest measurement of a case was disturbed by other users of the machine, the
+        case is not done.
         """
         if test.case.id in self.skipped:
             return True
@@ -152,7 +154,7 @@ class Turns:
         if not left:
             return passed(REACHED, done)
         minutes = max(1, round(left * self.case_s(night.size) / 60))
-        advice = "the same command continues with them"
+        advice = "run the same command again to measure the other cases"
         return not_reached(REACHED, f"{done}. The others take about {minutes} min", advice)
 
 

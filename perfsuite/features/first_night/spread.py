@@ -21,7 +21,7 @@ from perfsuite.verdict.overall import Reference
 from perfsuite.verdict.policy import Policy
 
 LAUNCHES: Mapping[Size, int] = {"full": 5, "tiny": 3, "simulated": 3}
-"""Number of launches of the case that shows the noise. Fewer than three launches do not show it."""
+"""Number of launches of one case, from which the noise is computed. Fewer than three do not show it."""
 
 
 def spread_rows(night: Night) -> Iterator[Row]:

@@ -109,7 +109,8 @@ def reduced_gb_s(text: str) -> float | None:
     for line in text.splitlines():
         words = line.split()
         if words[:2] == ["#", "size"] and BANDWIDTH in words:
-            # The header begins with an additional word, #. The first of the two columns is out-of-place.
+            # The header begins with an additional word, #. The first of the two bandwidth columns is that of
+            # the out-of-place all-reduce.
             column = words.index(BANDWIDTH) - 1
         elif column is not None and len(words) > column and words[0].isdigit():
             return _number(words[column])

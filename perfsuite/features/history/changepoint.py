@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Minimum size of a change, in standard errors. Tuned to give no false alarm in 100 series of one year.
 SIGNIFICANT = 4.4
-MIN_NIGHTS = 3  # minimum number of points in a level: two could be a bad night and its repetition
+MIN_NIGHTS = 3  # minimum number of points in a level, because two can be one bad night that was run twice
 NOISE_FLOOR = 0.0005  # lower limit of the relative noise, because some values, such as memory, never vary
 _NEIGHBOURS = 2  # number of points on each side of a point that contribute to its local median
 _CLIP = 3.5  # maximum distance of a point from its local median, in standard deviations
@@ -69,7 +69,10 @@ class _Fit:
         return steps
 
     def significant(self, bounds: Sequence[int], min_size: float) -> list[_Step]:
-        """Remove the weakest changes one by one, until all others are significant and at least `min_size`."""
+        """Remove the weakest changes one by one, and return the changes that remain.
+
+        Every remaining change is significant and at least as large as `min_size`.
+        """
         least_errors = t_quantile(SIGNIFICANT, self.degrees)
         kept = list(bounds)
         while steps := self.steps(kept):

@@ -49,8 +49,8 @@ Notify = Annotated[
     str | None,
     typer.Option(
         metavar="VARIABLE",
-        help="Environment variable with the address of a Slack or Mattermost webhook. Cases that changed "
-        "since the night before are posted there.",
+        help="Environment variable with the address of a Slack or Mattermost webhook. Cases whose state "
+        "changed since the night before are posted there.",
     ),
 ]
 Branch = Annotated[
@@ -73,9 +73,9 @@ def add(
     """Add sessions to a history. Adding a session again changes nothing.
 
     Failed and unhealthy results, and results with an injected fault, are left out and listed. So are
-    sessions without a commit or with uncommitted changes. An unhealthy result is kept if it is called
-    unhealthy only because the case was slower although nothing had changed. The exit status is 1 if no result
-    of the given sessions can be kept. It is 2 if a file cannot be read; the other files are still added.
+    sessions without a commit or with uncommitted changes. An unhealthy result is kept if its only problem is
+    that the case was slower although nothing had changed. The exit status is 1 if no result of the given
+    sessions can be kept. It is 2 if a file cannot be read; the other files are still added.
     """
     status = _added(results or stored_results(shared.store), history_dir, notify)
     if results and status == NOTHING_KEPT:
@@ -185,7 +185,7 @@ def failures(
 ) -> None:
     """List the cases that failed, or would have failed without shadow mode.
 
-    A failure is taken back if the case later passed with the same baseline.
+    The column `taken back` shows the first later night in which the case passed with the same baseline.
     """
     nights = verdicts.by_case(history_dir, hardware_class=hardware_class, case=case, since=since)
     if not nights and case != "*" and not verdicts.by_case(history_dir, case=case):

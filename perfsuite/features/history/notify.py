@@ -31,7 +31,10 @@ class _NoRedirect(HTTPRedirectHandler):
 
 
 def announce(variable: str, history: Path, added: Sequence[Path], results: Sequence[Path]) -> str:
-    """Post the cases that changed in added sessions. Return a line about the result. Raises nothing."""
+    """Post the cases whose state changed in added sessions.
+
+    Return a line that says what was posted, or why nothing was posted. Raises nothing.
+    """
     try:
         if not os.environ.get(variable, "").strip():
             return (

@@ -82,9 +82,10 @@ class StoredVerdict(Data):
 
 
 class StoredReference(Data):
-    """The change in the speed of a session's reference since its baselines were measured.
+    """How much the speed of a session's reference has changed since the baselines were measured.
 
-    It is a change of the machine, because the code of the reference is still the same.
+    The reference is the environment and the commit of the baselines. A change of its speed is a change of the
+    machine, because its code is still the same.
     """
 
     change: float = Field(gt=-1)  # relative change of tokens/s: -0.01 is 1% fewer
@@ -106,7 +107,7 @@ class StoredSession(Document):
     commit: str = Field(pattern=r"^[0-9a-f]{40,64}$")
     started_at: datetime
     machine: Machine
-    # The distinct settings and environments of the cases. Most cases of a session share them.
+    # The settings and environments of the cases, without duplicates. Most cases of a session share them.
     settings: tuple[dict[str, str], ...]
     environments: tuple[dict[str, str], ...]
     results: tuple[StoredResult, ...]
@@ -170,7 +171,10 @@ def add(history: Path, file: Path) -> Added:
     session = documents.read(file, SessionFile)
     if session.arms:
         arms = " and ".join(repr(arm.text) for arm in session.arms)
-        raise FileError(f"{file}: it compares {arms}, but a history needs sessions of one environment")
+        raise FileError(
+            f"{file}: its session compares {arms}, but each session of a history must have only one "
+            "environment"
+        )
     try:
         sessions, cases, left_out = _stored(session)
     except ValueError as error:
@@ -242,8 +246,8 @@ def on_branch(
     """Split sessions by whether their commit is on a branch.
 
     Returns the sessions on the branch, the time of each commit on the branch (in seconds, oldest first), and
-    the reason for each commit that is not on the branch. Raises `GitError`, and `FileError` if no session is
-    left.
+    for each other commit the reason why it is not on the branch. Raises `GitError`, and `FileError` if no
+    session is left.
     """
     dates = git.dates(repo, branch)
     unplaced = git.unplaced({place.commit for place in places} - dates.keys(), repo, branch)
@@ -364,7 +368,7 @@ def _stored_part(
 
 
 def _reference(session: SessionFile, hardware_class: str) -> StoredReference | None:
-    """Return the change of the session's reference on a hardware class; None if it is unknown."""
+    """Return how the speed of the session's reference changed on a hardware class, or None if unknown."""
     if session.reference is None:
         return None
     judged_by = {result.case_id: result.judged_by for result in session.results}
@@ -386,7 +390,10 @@ def _index(table: list[dict[str, str]], entry: dict[str, str]) -> int:
 
 
 def _began(session: SessionFile, result: Measurement) -> datetime:
-    """Return the start of the part of a session that measured a case. Raises ValueError for a bad time."""
+    """Return when the part of the session in which a case was measured began.
+
+    Raises ValueError for a bad time.
+    """
     parts = [datetime.fromisoformat(part.started_at).astimezone(UTC) for part in session.parts]
     launched = [datetime.fromisoformat(run.started_at).astimezone(UTC) for run in result.runs[:1]]
     return max(began for began in parts if began <= max([*launched, parts[0]])) if launched else parts[-1]

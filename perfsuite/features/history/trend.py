@@ -32,7 +32,8 @@ UNKNOWN_CORRELATION: Mapping[MetricName, float] = {"tokens/s": 0.3, "samples/s":
 
 It is 0.3 for speed, because a machine has good and bad weeks, and 0 for memory. Suppose that the true
 correlation is 0.7 (AR(1)): if perfsuite assumed 0, 18% of series would have a false alarm in their first
-month. With 0.3, only 1% have one. In return, a change of 5% at 1% noise is found after 8 nights instead of 3.
+month. If it assumes 0.3, only 1% have a false alarm. In return, a change of 5% at 1% noise is found after 8
+nights instead of 3.
 """
 
 
@@ -87,7 +88,8 @@ def trend(
     `GitError`.
     """
     places = store.places(directory, hardware_class=hardware_class)
-    if not places and not store.places(directory):  # for example after a first night with nothing to keep
+    # The history can be empty, for example because the first night had no result that could be kept.
+    if not places and not store.places(directory):
         return Trend(since=since or datetime.now(UTC).date(), sessions=0, series=0, findings=(), unplaced={})
     if not places:
         raise FileError(f"{directory} has no session on {hardware_class}")
@@ -171,7 +173,7 @@ def changes(
 def _machines(stored: Sequence[tuple[Place, StoredSession]]) -> tuple[References, Mapping[Path, float]]:
     """Return the speed of the reference on each hardware class and, by file, the shift of each session.
 
-    The shift is the logarithm of how much slower the machine was in a session.
+    The shift is the logarithm of how much slower the machine was than in its first session with a reference.
 
     After new baselines are accepted, the reference is compared with the new baselines. perfsuite then assumes
     that the machine did not change between the last session with the old baselines and the first session with
@@ -313,7 +315,7 @@ def _findings(
 def _measured(points: Sequence[Point], index: int) -> float | None:
     """Return the relative change of the measured values at an index. None if the machine never changed.
 
-    The machine can also have changed at other times, so only the sessions near the change are compared.
+    The machine can also have changed far from this index, so only the sessions near the index are compared.
     """
     if len({point.shift for point in points}) == 1:
         return None
@@ -353,7 +355,7 @@ def _accepts(
 
     A baseline accepts the change if it was measured on `day` (UTC) or later, and is closer to the new level
     than to the old one. The levels are corrected for changes of the machine. So the baseline is corrected
-    too, with the shift of the last point up to the day on which the baseline was measured.
+    too. Its shift is that of the last point that was not measured after the day of the baseline.
     """
     try:
         baseline = documents.read(file, Baseline)

@@ -263,7 +263,10 @@ def _unreached(finding: FindPlan) -> list[str]:
         how = NOR_PAIRS if pairs is None else IN_PAIRS
         lines.append(how.format(find=find, pairs=plural(pairs or 0, "pair")))
     least = max(plan.finds for plan in finding.plan.cases.values())
-    lines.append(f"This night finds a change of {least:.1%} in every case. The tolerance stays as it is.")
+    lines.append(
+        f"This night finds a change of {least:.1%} in every case. It keeps its tolerance, because it cannot "
+        f"find a change of {find:.1%} in every case."
+    )
     return lines
 
 

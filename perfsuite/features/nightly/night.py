@@ -83,12 +83,16 @@ def night(
     )
     if find is not None and budget is not None:
         raise CaseError(
-            "--find cannot be combined with --budget: a plan needs all of its launches; remove one"
+            "--find cannot be combined with --budget, because a plan needs all of its launches: remove "
+            "--find or --budget"
         )
     if plan:
         if pytest_options or only_summary:
             other = "--only-summary" if only_summary else "pytest options"
-            raise CaseError(f"--plan cannot be combined with {other}: a plan launches nothing; remove one")
+            raise CaseError(
+                f"--plan cannot be combined with {other}, because a plan launches nothing: remove --plan or "
+                f"{other}"
+            )
         tonight.show_plan()
         return
     if shared.as_json:
@@ -227,8 +231,8 @@ def _measure(checks: Sequence[NightCheck], arguments: Sequence[str], page: Page)
     cut_short = [results for results in page.sessions() if _was_cut_short(results)]
     if cut_short and status == 0:
         say(
-            f"perfsuite night: pytest ended with 0 before the end of its session ({cut_short[-1]}). Does a case "
-            "file end the process (os._exit)?"
+            f"perfsuite night: pytest ended with 0 before the end of its session ({cut_short[-1]}). Does a "
+            "case file end the process (os._exit)?"
         )
         return 1
     return status

@@ -15,7 +15,7 @@ from typing import TypeVar
 from perfsuite.errors import ToolError
 from perfsuite.node.processes import captured
 
-POLL_S = 0.2  # seconds between queries until there is an answer
+POLL_S = 0.2  # seconds to wait before a query is repeated
 ANSWER_S = 60  # seconds to wait for the answer of a command
 FORGOTTEN = "FORGOTTEN"  # the state of a job that Slurm does not know, or no longer knows
 ENDED = frozenset(

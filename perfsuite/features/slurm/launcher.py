@@ -52,7 +52,8 @@ SHORTEST_S = 60.0  # minimum assumed duration of a launch
 LARGEST_LOG = 2_000_000_000  # maximum size of a log of `srun` or of an agent, in bytes
 BAD_END = re.compile(r"^srun: error: (\S+: tasks? .*)", re.MULTILINE)
 """The message of `srun` about an agent that ended badly. This process, and not `srun`, then ends the other
-agents. So any message about an aborted step comes from Slurm itself."""
+agents. `srun` does not abort the step because of such an agent. So a message about an aborted step means that
+Slurm aborted the step for another reason."""
 ENDED_BY_SLURM = re.compile(r"\*\*\* (STEP|JOB) .*? \*\*\*")
 """slurmstepd's message when a step is cancelled, runs out of time, or loses a node. It can be missing."""
 ABORTED = re.compile(rf"^srun: Job step aborted|exit code {128 + signal.SIGTERM}$", re.MULTILINE)
@@ -198,8 +199,8 @@ class SlurmLauncher(Launcher):
         nodes = job.case.topology.nodes
         if job.python == sys.executable:
             job = replace(job, python=self._python)
-        # These variables are set only for the agents. If srun had the mark, an agent that ends its job would
-        # kill srun, and srun would then signal the other agents.
+        # These variables are set only for the agents. An agent that ends its job kills all processes with the
+        # same `JOB_MARK`. If srun had it, srun would be killed too, and would then signal the other agents.
         ours = f"{JOB_MARK}={mark},{NODE_VARIABLE}=SLURM_NODEID,{lease.LEASE_S}={lease.LOST_S:g}"
         # slurmstepd writes the log, so the output does not go through srun.
         log = f"{job.run_dir.path.resolve()}/agent-%n.log"
@@ -247,7 +248,10 @@ class SlurmLauncher(Launcher):
             )
 
     def _end(self, job: Job, srun: subprocess.Popen[bytes], mark: str) -> Failure | None:
-        """End the job's step and its `srun`. Return the failure that Slurm reported before that, or None."""
+        """End the job's step and its `srun`.
+
+        Return the failure that Slurm had reported before the step was ended here, or None.
+        """
         assert srun.stdin is not None
         try:
             with contextlib.suppress(BrokenPipeError):
@@ -257,7 +261,8 @@ class SlurmLauncher(Launcher):
             self._end_step(mark)
             return said
         except (LaunchError, SlurmError):
-            self._left_over = mark  # if the job was measured, only the next launch raises the error
+            # If the job was measured, its result is kept, and the next launch raises the error.
+            self._left_over = mark
             if not _has_reported(job):
                 self._refuse_if_over()  # a step can remain on a lost node
                 raise
@@ -296,7 +301,10 @@ def _has_reported(job: Job) -> bool:
 
 
 def alike(nodes: Sequence[Described]) -> Machine:
-    """Return the machine that all nodes have in common. Raises `MachineError` if a node differs."""
+    """Return the machine description that is the same for all nodes.
+
+    Raises `MachineError` if a node differs.
+    """
     machines = [node.machine.replace(interconnect=node.interconnect) for node in nodes]
     first = machines[0]
     for node, machine in zip(nodes, machines, strict=True):
@@ -320,9 +328,9 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
     `srun` can report the end of an agent before the abort of its step, or never report the abort. So if an
     agent ended without a report, this function blames the agent only if no log mentions an abort.
 
-    Failures that an agent reported count as the explanation of an abort only if they are in the agent's final
-    report. If the agent wrote its report while ranks were still running, the failures can be a consequence of
-    the abort: ranks fail when the ranks of another node are gone.
+    A failure that an agent reported explains an abort only if it is in the agent's final report. If the agent
+    wrote its report while ranks were still running, the failure can be a consequence of the abort: ranks fail
+    when the ranks of another node are gone.
     """
     logs = [
         read_text(log, LARGEST_LOG, errors="replace")
@@ -342,8 +350,8 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
         return Failure(kind="cancelled", message=message, at=time.time())
     if any(f"perfsuite: {lease.NO_SIGN}" in log for log in logs):
         message = (
-            f"an agent ended the job: {lease.NO_SIGN} for {lease.LOST_S:g} s, but this process, which is "
-            f"that driver, was running. Check that the node of this process can write {run_dir.path}"
+            f"an agent ended the job: {lease.NO_SIGN} for {lease.LOST_S:g} s, but this process is the "
+            f"driver, and it was running. Check that the node of this process can write {run_dir.path}"
         )
         return Failure(kind="error", message=message, at=time.time())
     task = _bad_end(run_dir)

@@ -83,7 +83,7 @@ def overview(unit: Unit, extra: Sequence[Column] = ()) -> list[Column]:
 
 
 def _band(result: Measurement) -> Band | None:
-    """Return the baseline's median step time and the longest time within the tolerance, based on tokens/s."""
+    """Return the baseline's median step time and the longest allowed step time, calculated from tokens/s."""
     check = result.verdict.check(TOKENS_PER_S.name)
     speeds = [(run.figures.tokens_per_s, run.figures.step_s_p50) for run in result.runs]
     tokens_per_step = next((speed * step_s for speed, step_s in speeds if speed and step_s), None)

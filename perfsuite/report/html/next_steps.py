@@ -66,8 +66,8 @@ def _ends(session: SessionFile) -> tuple[str, ...] | None:
 def _is_commit(arm: ArmFacts) -> bool:
     """Return whether an arm is only a commit, without a variable, release, image or lock file.
 
-    An interpreter can also be given as a single word. `_ends` excludes such an arm, because its fact
-    `interpreter` differs from that of the other arm.
+    The pattern also matches an interpreter that is given as a single word. `_ends` excludes such an arm,
+    because its fact `interpreter` differs from that of the other arm.
     """
     return arm.text != "." and re.fullmatch(r"[^\s=:]+", arm.text) is not None and _is_committed(arm)
 

@@ -46,13 +46,14 @@ def checks(result: Measurement, anchor: str) -> Table:
     )
     if any(check.probe_exponent is not None for check in result.verdict.checks):
         caption += (
-            " Some changes are corrected for the machine's own speed, so they are not the ratio of the two "
-            "numbers."
+            " Some changes are corrected for the machine's own speed, so they differ from the change between "
+            "the two values in their row."
         )
     if any(check.against_reference is not None for check in result.verdict.checks):
         caption += (
-            " Speeds are judged relative to tonight's reference. The explanation gives the changes relative "
-            "to the reference."
+            " Speeds are judged relative to tonight's reference: launches in the same session with the "
+            "packages and the commit of the baseline. The explanation gives the changes relative to the "
+            "reference."
         )
     against = result.verdict.against
     sides = ("measured", "baseline") if against is None else ("arm B", against)

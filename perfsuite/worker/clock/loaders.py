@@ -53,7 +53,8 @@ class DataWait:
         """`now` returns the time in seconds."""
         self.now = now
         self.is_seen = False  # whether any loader has given the training thread a batch
-        self._is_of_case = False  # whether this was the loader that the case names
+        # Whether the loader that the case names has given the training thread a batch.
+        self._is_of_case = False
         self._is_elsewhere = False  # whether any loader has given another thread a batch
         self.worker_pids: dict[int, int] = {}
         """The id of a loader's dataset -> the process id of the loader's first worker. Only loaders that
@@ -76,7 +77,7 @@ class DataWait:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether training might have waited for batches of other threads."""
+        """Whether the training might have waited for batches that loaders gave to other threads."""
         return self._is_elsewhere and not self._is_of_case
 
     def give(self, thread: int, *, is_of_case: bool) -> None:
@@ -177,7 +178,7 @@ def timed(make: Callable[..., Any], *, is_of_case: bool = False) -> Callable[...
             # `contextlib.suppress` would count as Python calls of the training.
             try:
                 _wait.note_workers(args[0])
-            except Exception:  # only the work of a batch is then unknown
+            except Exception:  # then only the work of a loader's worker for a batch is unknown
                 return made
         return made
 
@@ -289,7 +290,7 @@ class NamedLoader(NamedFunction):
             raise MismatchError(
                 f"loader={self.name!r}: it was not called in the first steps. Name the function that the "
                 "training calls for each batch, or the function that returns the iterator over batches. "
-                "If a DataLoader yields the batches, do not give loader"
+                "If a DataLoader yields the batches, remove the argument loader"
             )
 
     def _noticed(self, make: Callable[..., Any]) -> Callable[..., Any]:

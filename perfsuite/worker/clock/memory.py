@@ -48,7 +48,10 @@ class HostMemory:
             self.method = self.method.removesuffix(why) + why
 
     def begin_counting(self) -> None:
-        """Record the size of the mapped files. The counted steps load code that only counting needs."""
+        """Record the size of the mapped files.
+
+        The counted steps load code that only counting needs. `end_counting` excludes the size of this code.
+        """
         self._mapped = self._status_bytes("RssFile")
 
     def end_counting(self) -> None:

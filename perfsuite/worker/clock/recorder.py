@@ -101,9 +101,9 @@ class Recorder:
         self._begin_step()
 
     def after_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """End a step if `optimizer` is the clock. This is a hook for `register_optimizer_step_post_hook`.
+        """End a step if `optimizer` is the first optimizer that has stepped.
 
-        The first optimizer that steps is the clock. Steps of other optimizers are ignored.
+        Steps of other optimizers are ignored. This is a hook for `register_optimizer_step_post_hook`.
         """
         if self._clock_optimizer is None:
             self._clock_optimizer = optimizer

@@ -27,7 +27,10 @@ class HostTimer:
         return float(_time.perf_counter())
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Return the seconds between two marks. Both must have been reached (see `settle` and `is_past`)."""
+        """Return the seconds between two marks.
+
+        The device must have reached both marks (see `settle` and `is_past`).
+        """
         return float(end - start)
 
     def settle(self) -> None:

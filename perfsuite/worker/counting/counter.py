@@ -115,7 +115,7 @@ HOST_READS = frozenset({
 """Operators that make the host wait for a value of a device tensor, or for the shape of a result."""
 BY_A_MASK = frozenset({"aten.index", "aten.index_put", "aten.index_put_"})
 """Operators that make the host wait if an index is a mask. The host does not wait if a single value is
-written to the masked elements, because this fills the tensor in place."""
+written to the masked elements, because torch then calls `masked_fill_`, which does not need their number."""
 DEVICE = torch.ops.prim.device.default
 """The operator that returns the device of a fake tensor. It is called when C++ code reads `device`."""
 COMPOSITE = "CompositeImplicitAutograd"
@@ -235,7 +235,7 @@ class StepCounter(TorchDispatchMode):
         return self
 
     def _unseen(self) -> Iterator[tuple[Any, str, Callable[..., contextlib.AbstractContextManager[Any]]]]:
-        """Yield each method whose calls no dispatch mode sees, as owner, name and a context manager."""
+        """Yield the owner and name of each method that dispatch modes do not see, and a callback for it."""
 
         def resize(storage: Any, size: int) -> contextlib.AbstractContextManager[None]:
             self._guarded(self._note_resize, storage, size)  # FSDP frees and allocates memory this way
@@ -399,7 +399,7 @@ class StepCounter(TorchDispatchMode):
         """Return whether the current work belongs to a closure of the optimizer.
 
         A closure begins with the first operator for which gradients are enabled, and ends with backward. In
-        between, some operators have no gradients, such as the collectives of FSDP before a module's forward.
+        between, gradients are disabled for some operators, such as collectives of FSDP before a forward.
         Operators before the first one with gradients, such as the first all-gather of FSDP, cannot be
         distinguished from those of the optimizer.
         """
@@ -482,8 +482,8 @@ class StepCounter(TorchDispatchMode):
 
         The host need not wait for tensors on the host. On a machine without a GPU, however, all tensors
         except the step counters of optimizers are regarded as tensors on a GPU. A launch on CPUs then shows
-        where the host would wait for a GPU. This includes tensors that the script would keep on the host
-        anyway.
+        where the host would wait for a GPU. Tensors that the script would keep on the host even with a GPU
+        are also regarded as tensors on a GPU.
         """
         if tensor.device.type != "cpu":
             return True

@@ -98,8 +98,8 @@ class NormBeforeClipping:
         `at_step` is the squared norm of the gradients that the optimizer gets. If a known clipping function
         was called, the result is the norm that was read before that call. If none was called, `at_step` is
         compared with the norm after backward. If the two are the same (see `SAME`), `at_step` is the result.
-        If they differ, the training clips in its own way or averages gradients late, and the result is
-        unknown. If neither clipping nor a backward was seen, the result is also unknown.
+        If they differ, the training clips in its own way or averages the gradients only after backward, and
+        the result is unknown. If neither clipping nor a backward was seen, the result is also unknown.
         """
         if self._error is not None:
             self.note = f"the norm of the gradients before clipping is unknown: {self._error}"

@@ -21,11 +21,11 @@ from perfsuite.worker.observation.frozen import has_training_frozen
 
 MISSING = 0.25
 MOST_MISSING = 1
-"""The growth per step is rounded down to a whole number of objects. It is rounded up instead if the next
-whole number is at most `MISSING` objects per step away, and at most `MOST_MISSING` objects in total. So a
-leak is still found if one object (for example a thread) disappears. The limits are low because modules can
-create a few objects when they are used for the first time. Even if this happens in each half of the steps, it
-must not look like a leak."""
+"""The growth per step is rounded down to a whole number of objects. It is rounded up instead if only a few
+objects are missing to the next whole number: at most `MISSING` for each step, and at most `MOST_MISSING` in
+total. So a leak is still found if one object (for example a thread) disappears. The limits are low because
+modules can create a few objects when they are used for the first time. Even if this happens in each half of
+the steps, it must not look like a leak."""
 ANY_TYPE = "object"
 """The type that is used for all kept objects if the training calls gc.freeze between the boundaries. Objects
 that the training froze are counted, but their types are not known."""

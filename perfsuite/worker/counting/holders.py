@@ -44,9 +44,9 @@ def holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, .
       holders of that object, which explain why the object is kept.
     - Weak references are left out, because they hold nothing, and because their own holders do not explain
       the growth.
-    - Suppose that the search finds no named holder for n objects. A holder is then reported only if it holds
-      more than n objects. Otherwise, readers would look only at this holder, and would overlook whatever
-      holds those n objects.
+    - Suppose that the search finds no named holder for n objects. A holder of the other objects is then
+      reported only if it holds more than n of them. Otherwise, readers would look only at this holder, and
+      would overlook whatever holds those n objects.
     - A holder of at most half as many objects as the most frequent holder is left out as well.
     - Suppose that an object is the value of a global or an attribute, and that its type does not grow (a
       list, for example). The search ends at this object. Its other holders do not matter, because they are
@@ -131,7 +131,7 @@ class _Search:
     def _next(self, level: list[_Link], variables: Mapping[int, str]) -> list[_Link]:
         """Record the named holders of a level. Return links to the others, which are to be followed.
 
-        The link that leads to the most searched objects comes first.
+        The first link is the one that leads to the largest number of searched objects.
         """
         following: dict[tuple[int, int], _Link] = {}
         for link in _holders(level, self._ignored, follows_frames=self._follows_frames):
@@ -141,8 +141,7 @@ class _Search:
                 continue
             place = _place(link)
             new = link.ends & ~self._reached.get(place, 0)
-            # If a link is reached again, follow it only for searched objects from which it was not reached
-            # before.
+            # Follow a link only once for each searched object, even if several paths lead to it.
             if new and not isinstance(link.thing, type):
                 self._reached[place] = self._reached.get(place, 0) | new
                 previous = following.get(place)
@@ -219,7 +218,8 @@ def _name(link: _Link, growing: Collection[str]) -> str | None:
         module = dict.get(thing, "__name__")
         is_module = isinstance(module, str) and getattr(sys.modules.get(module), "__dict__", None) is thing
         return f"{module}.{_key(thing, below.thing)}" if is_module else None
-    # Reading the variables of a frame would keep their values alive, so a frame has the name of its function.
+    # Do not read the variables of a frame, because this would keep their values alive. Use the name of its
+    # function instead.
     if isinstance(thing, FrameType):
         return f"{thing.f_globals.get('__name__', '')}.{thing.f_code.co_qualname}"
     # A function holds objects in its closure or its defaults. Its globals belong to the module.

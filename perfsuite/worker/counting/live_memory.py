@@ -63,7 +63,7 @@ class LiveMemory:
         self._bytes: list[int] = []  # current size in bytes
         self._part: list[str] = []  # category, as far as it is known
         self._start: list[int] = []  # size in bytes when this step began
-        self._used: list[int] = []  # number of changes in this step before the storage was last used
+        self._used: list[int] = []  # length of `_changes` when the storage was last used in this step
         self._threads: set[int] = set()  # ids of the threads of the training
         self._changes: list[MemoryChange] = []  # changes since this step began
         self._has_seen_a_step = False  # whether a whole step has ended
@@ -105,7 +105,10 @@ class LiveMemory:
             self._waiting.discard(get_ident())
 
     def received(self, storage: Any) -> None:
-        """Record that a storage in host memory holds data. Call this before an operator uses the storage."""
+        """Record a storage in host memory that belongs to a batch of a loader.
+
+        Call this before an operator uses the storage.
+        """
         self._see_storage(storage, RECEIVED)
 
     def resized(self, storage: Any, size: int) -> None:
@@ -157,15 +160,15 @@ class LiveMemory:
         return InCycles(bytes=self._in_cycles, holders=garbage.holders())
 
     def begin_cycles_again(self) -> None:
-        """Forget what the first step has allocated so far for `in_cycles`."""
+        """Forget what the first step has allocated so far, so that `in_cycles` does not report it."""
         self._of_first_step.clear()
         self._in_cycles = 0
 
     def _left(self) -> list[Tensor]:
         """Return the living tensors whose storages were created in counted steps, the largest first.
 
-        Those of the second step are included, because the collector might already have freed all garbage of
-        the first step.
+        Tensors of the second step are included. If the collector has already freed all garbage of the first
+        step, only garbage of the second step still shows what holds it.
         """
         living = {number for number, _ in self._living.values()} & self._born
         if not living:

@@ -49,7 +49,7 @@ KEPT_BETWEEN = (3, 7)
 """The objects that a worker keeps are counted after these batches, and in the middle between them."""
 IDLE_S = 5.0
 """Maximum seconds for which a worker waits until the rank has taken all batches of the worker. The wait does
-not delay the rank: when the rank needs the next batch, it has taken the earlier ones."""
+not delay the rank: as long as the rank has not taken the earlier batches, it does not need the next one."""
 IDLE_POLL_S = 0.01
 COUNTING_S = 10.0  # maximum seconds to wait for the result of a worker that is counting its objects
 TOO_FEW = (
@@ -265,8 +265,8 @@ class _Operators(TorchDispatchMode):
 def _leave_counters_of_the_rank() -> None:
     """Drop the counters and the profile function that this process inherited from the rank.
 
-    The process inherits them if it was forked in a counted step, or while perfsuite was searching for named
-    functions.
+    The process inherits them if it was forked in a counted step, or while perfsuite was searching for the
+    functions that the case names.
     """
     for mode in current_dispatch_mode_stack():
         if isinstance(mode, StepCounter):

@@ -41,7 +41,10 @@ def _is_import(module: str, name: str) -> bool:
 
 
 def _calls_for_us(frame: FrameType) -> bool:
-    """Return whether a frame makes its calls for perfsuite. A wrapper makes its calls for the training."""
+    """Return whether a frame makes its calls for perfsuite.
+
+    perfsuite's wrappers (`WRAPPER`) are an exception: they make their calls for the training.
+    """
     return _is_ours(frame) and frame.f_code.co_name != WRAPPER
 
 
@@ -237,7 +240,7 @@ class _Monitoring:
         if MONITORING.get_tool(MONITORING.PROFILER_ID) is not None:
             return False
         events = MONITORING.events
-        begin = (events.PY_START, events.PY_RESUME, events.PY_THROW)  # a generator is resumed many times
+        begin = (events.PY_START, events.PY_RESUME, events.PY_THROW)  # resuming a generator counts as a call
         end = (events.PY_RETURN, events.PY_UNWIND)
         self._thread = _OfThread()
         MONITORING.use_tool_id(MONITORING.PROFILER_ID, OURS)

@@ -84,7 +84,8 @@ class Counting:
         self._model = model
         self._listener = listener
         self._watch: Watch | None = None
-        # The optimizers that have stepped. The first one is the clock. It can itself step the others.
+        # The optimizers that have stepped. A step of the first one is a step of the training. The first one
+        # can itself step the others.
         self._optimizers: list[Any] = []
         self._counter: StepCounter | None = None
         self._norm: NormBeforeClipping | None = None  # reads the norm in the reported step
@@ -95,10 +96,11 @@ class Counting:
 
     @_to_a_note
     def before_optimizer_step(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
-        """Record that an optimizer is about to step. Only the steps of the first optimizer are counted.
+        """Record that an optimizer is about to step.
 
-        `args` and `kwargs` are the arguments of the optimizer's `step`, as torch passes them to hooks. The
-        first of `args` is the optimizer itself.
+        The optimizer phase of a training step begins when the first optimizer steps, and not when another
+        optimizer steps. `args` and `kwargs` are the arguments of the optimizer's `step`, as torch passes them
+        to hooks. The first of `args` is the optimizer itself.
         """
         if not any(optimizer is seen for seen in self._optimizers):
             self._optimizers.append(optimizer)
@@ -118,7 +120,7 @@ class Counting:
         at_step = None
         try:
             at_step = norm.read()
-        except Exception as error:  # such as of a loss scaler that cannot be read: only the norm is unknown
+        except Exception as error:  # for example, a loss scaler cannot be read: only the norm is unknown
             norm.failed(error)
         self.unclipped_squares = norm.result(at_step)
         if norm.note is not None:
@@ -193,8 +195,8 @@ class Counting:
     def skip_step(self) -> None:
         """Begin the running step again, because a loss scaler has skipped the optimizer's step.
 
-        The work so far is not part of the step's counts. Of step `FIRST_COUNTED`, only the reference cycles
-        are reported, so the counter need not be entered again.
+        The work so far is not part of the step's counts. For step `FIRST_COUNTED`, only the reference cycles
+        are reported. So only the record of these cycles begins again, and the counter stays active.
         """
         if self._counter is None:
             return
@@ -217,7 +219,7 @@ class Counting:
 
     @_to_a_note
     def lack(self, why: str) -> None:
-        """Stop counting if the running step is counted, because work is missing in it."""
+        """If the running step is counted, stop counting, because some of its work is missing."""
         if self._counter is not None:
             self._give_up(why)
 
@@ -303,8 +305,8 @@ def _memory_unless_alike(memory: StepMemory | None, reported: StepMemory | None)
     """Return the memory of a step, or the memory of the reported step if the two hardly differ.
 
     For example, they hardly differ if a training run keeps its losses, which takes only a few more bytes in
-    each step. At most half of the threshold for a verdict is hidden in a launch, so that two launches
-    together hide at most the threshold.
+    each step. In each launch, the replacement hides a difference of at most half the threshold for a verdict.
+    So a comparison of two launches hides at most the threshold.
     """
     if memory is None or reported is None or memory.growth != reported.growth:
         return memory

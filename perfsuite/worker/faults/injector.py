@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from perfsuite.results.rank_report import RankReport
     from perfsuite.worker.clock.recorder import Recorder
 
-# The index of the step that is observed. A structural fault begins after this step.
+# The index of the second step, in which perfsuite observes the settings of the training. A structural fault
+# begins after this step.
 STRUCTURAL_AFTER = 1
 BREAKDOWNS = ("crash", "exit", "oom", "hang")
 """The faults with which the last rank fails in a step."""

@@ -68,7 +68,8 @@ class AfterImport:
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Return the other finders' spec for a watched module, and None for all other modules."""
-        # Do nothing while this finder waits for another one, which can ask all finders, including this one.
+        # Do nothing while this finder waits for another finder, because that finder can ask all finders
+        # again, including this one.
         is_watched = name in self._actions or name in self._before
         if not is_watched or getattr(self._asking, "now", False):
             return None

@@ -32,8 +32,8 @@ def of(name: str) -> Library | None:
 def imported() -> list[Library]:
     """Return the libraries that are imported and that a framework describes.
 
-    If a framework of another package is broken, it is left out. The error is reported by the hooks that wait
-    until its library is imported.
+    If a framework of another package is broken, it is left out. The hooks that run when its library is
+    imported report the error.
     """
     libraries = [framework.library for framework in _imported_frameworks()]
     return [library for library in libraries if library is not None]
@@ -61,6 +61,9 @@ def _usable_framework(name: str) -> type[Framework] | None:
 
 
 def _framework(name: str) -> type[Framework] | None:
-    """Return the framework of this name, or None if its class has only options, and cannot run cases."""
+    """Return the framework of this name, or None if it is not installed or cannot run cases.
+
+    A class that derives from `FrameworkOptions`, but not from `Framework`, has only options.
+    """
     framework = framework_class(name)
     return framework if framework is not None and issubclass(framework, Framework) else None

@@ -20,8 +20,8 @@ def dtypes_of(model: Any, optimizer: Any, linear_layers: Mapping[str, int] | Non
 
     Call this just before a step of `optimizer`, but not before its first step. The weights that the
     optimizer updates are listed separately, because an optimizer can update its own fp32 copies instead of
-    the model's parameters. Scalars, such as the number of steps, are left out. `linear_layers` maps each
-    dtype to the number of weights of the linear layers that computed in this dtype in this step.
+    the model's parameters. Scalars, such as the number of steps, are left out. `linear_layers` gives, for
+    each dtype, how many weights belong to linear layers that computed in this dtype during the step.
     """
     parameters = list(model.parameters())
     stepped = parameters_of(optimizer)

@@ -120,7 +120,8 @@ class Observer:
         self._after = replicas.fingerprint(self.model)
         settings = {
             **self._settings,
-            # With FSDP1, all parameters that a rank holds can be frozen. Nothing then changes on this rank.
+            # With FSDP1, all parameters that a rank holds can be frozen. Such a rank cannot see a change, so
+            # it records `yes`.
             "parameters_changed": "yes" if self._after != self._before or not self._before else "no",
             "compiled": _compiled(),
         }
@@ -131,7 +132,10 @@ class Observer:
         return Observed(settings=settings, environment=environment)
 
     def evidence(self) -> RankEvidence:
-        """Return the facts to compare between ranks. Parameters are included only after `result`."""
+        """Return the facts to compare between ranks.
+
+        Facts about parameters are included only if `result` has been called before.
+        """
         count = replicas.collectives_begun()
         before = self._collectives_before
         norms = self._before.items()
@@ -369,7 +373,8 @@ def _compiled() -> str:
 
 
 def _placement(placement: Any) -> str:
-    # Remove the underscore: torch has a private class for tensors that FSDP shards after tensor parallelism.
+    # Remove the underscore of `_StridedShard`. This is torch's private placement for tensors that FSDP shards
+    # after tensor parallelism.
     name = type(placement).__name__.removeprefix("_")
     dim = getattr(placement, "dim", None)
     return name if dim is None else f"{name}({dim})"

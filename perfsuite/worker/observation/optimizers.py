@@ -20,7 +20,8 @@ class Stepping:
 
     kind: str  # name of the class
     name: str  # name of the class, with a number (`AdamW:2`) unless this is the first optimizer of the class
-    parameters: set[int]  # ids of the parameters. The observer keeps the clock's parameters alive
+    # Ids of the parameters. The observer keeps the clock's parameters alive, so their ids are not reused.
+    parameters: set[int]
     is_clock: bool = False
     # Whether this optimizer already existed when the clock began. If it did, it becomes the clock only if it
     # steps twice in a row.
@@ -93,9 +94,9 @@ class Optimizers:
         return self._clock is not None and not parameters.isdisjoint(self._clock.parameters)
 
     def begin(self, there: Iterable[Any] = ()) -> None:
-        """At the clock's first step, begin to count the steps for `notes`.
+        """Start the step counts that `notes` uses.
 
-        The argument `there` contains all optimizers that exist already.
+        Call this at the clock's first step. The argument `there` contains all optimizers that exist already.
         """
         self._there.update(there)
         for optimizer in self.seen:

@@ -1,8 +1,8 @@
 """Follow torch's loss scalers for fp16: which losses they scale, and which steps they skip. Imports torch.
 
 A scaler is an object of torch's `GradScaler` or of a class that derives from it. FSDP1, accelerate, the
-Trainer, Lightning and torch's autocast in DeepSpeed use these classes. A scaler multiplies the loss by its
-scale. If the gradients overflow, it does not call the optimizer's step, and lowers its scale.
+Trainer, Lightning and the `torch_autocast` mode of DeepSpeed use these classes. A scaler multiplies the loss
+by its scale. If the gradients overflow, it does not call the optimizer's step, and lowers its scale.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ def _mark(scaler: Any, loss: Tensor | None, scaled: Tensor) -> None:
     global has_scaled
     node: Any = scaled.grad_fn
     if node is not None:
-        # If the scaler returns its input, the loss would keep its own graph alive.
+        # If the scaler returns its input, do not store the loss. Otherwise, the loss and its autograd node
+        # would keep each other alive.
         node.metadata[MARK] = Scaled(scaler, None if loss is scaled else loss)
         has_scaled = True
 
@@ -165,8 +166,9 @@ def _following_step(step: Callable[..., Any]) -> Callable[..., Any]:
 def _has_overflowed(scaler: Any, optimizer: Any) -> bool:
     """Return whether the scaler has found an overflow in the gradients of an optimizer.
 
-    An optimizer can also have a step of its own that only accumulates. The scaler has already waited for this
-    value, because it decides whether to step.
+    A missing optimizer step does not prove an overflow, because an optimizer can have a `step` of its own
+    that only accumulates. Reading the overflow flag does not wait for the device again, because the scaler
+    has already read it to decide whether to step.
     """
     try:
         found = scaled_optimizers(scaler)[id(optimizer)]["found_inf_per_device"].values()

@@ -298,9 +298,9 @@ def _containers(module: nn.Module) -> Iterator[list[nn.Module]]:
     for child in module.children():
         members = list(child.children())
         linear = [bool(_linears(member)) for member in members]
-        # In a list, one linear member is enough, because a pipeline stage keeps placeholders for the blocks
-        # of other stages. In a dictionary, all members must be blocks, because it can also hold other
-        # modules.
+        # A list counts as blocks if any member has a linear layer, because a pipeline stage keeps
+        # placeholders for the blocks of other stages. In a dictionary, all members must be blocks, because it
+        # can also hold other modules.
         is_blocks = any(linear) if isinstance(child, nn.ModuleList) else all(linear)
         if is_blocks and isinstance(child, nn.ModuleList | nn.ModuleDict):
             yield members

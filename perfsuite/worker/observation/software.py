@@ -62,7 +62,7 @@ def program() -> dict[str, str]:
     file = getattr(sys.modules["__main__"], "__file__", None) or ""
     try:
         digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
-    except OSError:  # the file was deleted, or there is none, and `Path("")` is the current directory
+    except OSError:  # the file was deleted, or `file` is empty, so that `Path(file)` is the current directory
         return {}
     return {"script": f"{Path(file).name} {digest}"}
 

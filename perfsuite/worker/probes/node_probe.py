@@ -73,7 +73,10 @@ def node_probe(
 
 
 def pair_rounds(nodes: int) -> list[list[tuple[int, int]]]:
-    """Return all pairs of neighbours in a ring of nodes. No node is in two pairs of the same list."""
+    """Return all pairs of neighbours in a ring of nodes, split into lists.
+
+    Each node is in at most one pair of a list, so all pairs of a list can be probed at the same time.
+    """
     pairs = [(0, 1)] if nodes == 2 else [(node, (node + 1) % nodes) for node in range(nodes)]
     even = pairs[: len(pairs) // 2 * 2]
     return [

@@ -1,7 +1,7 @@
-"""Measure the training loop of a script from inside its process. Hooks on optimizers are the clock.
+"""Measure the training loop of a script from inside its process.
 
-No hook uses a device before the script takes a training step on that device. Errors in hooks never reach the
-script.
+Hooks on optimizers determine when a step ends. No hook uses a device before the script takes a training step
+on that device. Errors in hooks never reach the script.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def started_rank() -> int | None:
 class Attached:
     """The hooks in one process. The process is in one of these states:
 
-    - `waiting`: the clock has not taken its first step
+    - `waiting`: the optimizer whose steps are timed has not taken its first step
     - `measuring`: the process is measured as a rank
     - `aside`: the process is the child of a rank, and the hooks do nothing
     - `over`: the measurement or a failure has been reported. After the last step, the hooks still end the
@@ -246,8 +246,8 @@ class Attached:
     def _skipped(self, optimizer: Any) -> None:
         """Handle a step of an optimizer that a loss scaler has skipped.
 
-        The passes since the last step do not count, and the next step begins again. A step of an engine has
-        an end even if the scaler of the engine skips the optimizer.
+        The passes since the last step do not count, and the next step begins again. If an engine steps the
+        optimizer, do nothing, because the engine's step ends even if its scaler skips the optimizer.
         """
         if self.rank is None or self.state != "measuring" or engines.of(optimizer) is not None:
             return
@@ -365,8 +365,8 @@ class Attached:
         return ScriptError(
             f"the script ended after {self.steps} of {self.case.total_steps} optimizer steps. Lower "
             "max_warmup_steps or steps, or give the script more data. If it resumes from files of an earlier "
-            f"launch, pass {LAUNCH_DIR} in its arguments, command or env, and keep the files in that "
-            f"directory, which is new in each launch{several}"
+            f"launch, pass {LAUNCH_DIR} in its arguments, command or env, so that it writes its files to a "
+            f"directory that is new in each launch{several}"
         )
 
     def give_up(self, error: Exception) -> None:

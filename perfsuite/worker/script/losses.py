@@ -22,15 +22,15 @@ class Losses:
     """The scalars on which backward is called, summed over the micro-batches of each step.
 
     The losses stay on the device in fp32, so that nothing waits for them. The factor of a loss scaler for
-    fp16 is removed. A pass whose optimizer step the scaler has skipped does not count.
+    fp16 is removed. If the scaler skips an optimizer step, the passes since the previous step do not count.
 
     In the second step, the graph of each loss is searched for parameters of the clock's optimizer. If the
     graphs of some losses lead to such a parameter, only these losses count in the second step. In all other
     steps, only the losses at the same positions count. If no graph leads to such a parameter, all losses
     count. This happens with FSDP, where graphs do not end in the optimizer's tensors.
 
-    If the first step has more losses than the second, only its last losses count. The earlier ones were not
-    part of the training.
+    If the first step has more losses than the second step, its extra losses at the beginning do not count.
+    They were not part of the training.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Losses:
         self._first: list[Tensor] = []  # the losses of the first step
         # For each position in a step: whether the loss at this position counts. It is set in the second step.
         self._counts: list[bool] = []
-        self._stepped: set[int] = set()  # ids of the clock's parameters, set after the first step
+        self._stepped: set[int] = set()  # ids of the timed optimizer's parameters, set after the first step
         self.were_scaled = False  # whether the factor of a loss scaler was removed from any loss
         self.unknown: str | None = None  # why the losses are unknown
         self._begin_step()

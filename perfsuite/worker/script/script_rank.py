@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from perfsuite.worker.observation.observe import Observer
 
 Standing = Literal["first", "next", "child"]
-TOLD_AFTER = 3  # after this many steps, a mismatch in the first steps ends the launch
+TOLD_AFTER = 3  # number of steps after which the first steps are checked. A mismatch then ends the launch
 ENDED = ("crash", "out_of_memory")  # kinds of failures after which a shell script can start the rank again
 TRAINS = "trains"
 GIVEN = "given"
@@ -48,8 +48,8 @@ SKIPPED = (
     "of the next step: {}"
 )
 MAY_BE_SCALED = (
-    "the loss is unknown: the model computes in float16, and perfsuite has seen no loss scaler, so the "
-    "losses might include the factor of an unknown one"
+    "the loss is unknown: the model computes in float16, and perfsuite has seen no loss scaler. A scaler "
+    "that perfsuite does not know might have multiplied the losses"
 )
 WAIT_POLL_S = 0.1  # seconds between checks for the other ranks' reports. A check can access a file server
 COPIES = (
@@ -188,9 +188,10 @@ class ScriptRank(Rank):
         self._optimizers.begin(living(torch.optim.Optimizer))
 
     def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Pass on a step of the clock, even if a new optimizer has replaced the first one.
+        """Pass a step of the timed optimizer to the observer and the counting.
 
-        In the second step, also check that the step matches the case, and record its evidence. Raises
+        If a new optimizer has replaced the first one, its steps are passed on as steps of the first one. In
+        the second step, also check that the step matches the case, and record its evidence. Raises
         `MismatchError` if the step does not match.
         """
         first = self.observer.optimizer or optimizer

@@ -228,7 +228,7 @@ def _place(target: Any) -> int | None:
 
 def _wrote(target: Any, before: int | None) -> None:
     after = _place(target)
-    with contextlib.suppress(Exception):  # for example, the path is on another file system
+    with contextlib.suppress(Exception):  # for example, the path is on a remote file system
         if isinstance(target, str | os.PathLike):
             _add(os.path.getsize(target))
         elif before is not None and after is not None:
@@ -258,7 +258,7 @@ def _in_the_background(function: Callable[..., Any], event: str) -> Any:
 
 
 def _watch_waits(future: Any, event: str) -> None:
-    """Count the time for which the training waits for a future as seconds of its event.
+    """Add the seconds for which the training waits for `future` to the seconds of `event`.
 
     Without this, a script that starts a save in the background and waits for it at once would seem to save
     fast.

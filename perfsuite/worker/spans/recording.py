@@ -30,8 +30,8 @@ MOST_NAMES = 50
 class Span:
     """One occurrence of a span in a thread.
 
-    Work is counted only in the first step that contains the span. The first `Span` has the work of all
-    occurrences in this step, because a script can save one checkpoint in several calls.
+    Work is counted only in the first step that contains the span. A script can save one checkpoint in several
+    calls, so the work of all occurrences in this step is added to the first `Span`.
     """
 
     name: str
@@ -40,7 +40,8 @@ class Span:
     is_counted: bool
     steps: int  # number of steps that had ended when the span began
     is_wait: bool = False  # whether this only waits for work that an earlier occurrence left to other threads
-    is_detached: bool = False  # whether a span around it has ended first, such as around a generator's phase
+    # Whether a span around this one has ended first, for example because this is a phase inside a generator.
+    is_detached: bool = False
     since: float | None = None  # the time at which the span began. None before that
     # Before the span ends: the number of collectives that had begun before the span. After its end: the
     # number of collectives that began inside the span. None if unknown.
@@ -50,8 +51,8 @@ class Span:
     peak: int | None = None
     bytes_written: int | None = None  # None if no write was seen
     left: Background | None = None  # work that the span left to other threads
-    # Later occurrences in the same step that `add` could not add yet: this occurrence or the later one left
-    # work to other threads, and the bytes of that work are not known yet.
+    # Later occurrences in the same step whose work is not added yet, because this occurrence or the later one
+    # left work to other threads, and the bytes of that work are not known yet.
     later: list[Span] = field(default_factory=list)
 
     def add(self, span: Span) -> None:
@@ -69,7 +70,7 @@ class Background:
     """Work that a span left to other threads."""
 
     name: str  # the name of the span
-    since: float  # the time at which the span left the work
+    since: float  # the time just before the span started this work
     future: Any = None  # the future of the work. None until the work has been started
     # Whether other background work began before this work had ended. It is then unknown which work wrote
     # what.
@@ -109,7 +110,7 @@ class Spans:
     If a span is inside another span, and both have the same name or both are events, the inner span is only a
     part of the outer span and is not recorded. In the first step that contains the span, its occurrences have
     counts and seconds. Later occurrences have only seconds. An occurrence that ends with an exception is left
-    out, because a failed save is not a fast one.
+    out, because a save that fails early would look like a fast save.
     """
 
     def __init__(self, meters: Meters | None = None) -> None:
@@ -152,7 +153,8 @@ class Spans:
         """
         thread = get_ident()
         others = self._open[thread]
-        # A span that is still open in a later step than the span around it might never end.
+        # A span that outlived the span around it might never end. If it began in an earlier step, it does not
+        # count as a span around the new one.
         around = [other for other in others if not other.is_detached or other.steps == self._steps()]
         is_part = any(other.name == name or (is_event and other.is_event) for other in around)
         if is_part or os.getpid() != self._pid:  # spans of a forked process would not be reported
@@ -214,8 +216,8 @@ class Spans:
     def wrote(self, number: int, *, in_background: bool = False) -> None:
         """Add `number` bytes, which the calling thread wrote into files, to the thread's open spans.
 
-        With `in_background`, also add the bytes to the spans of other threads whose background work has not
-        ended.
+        With `in_background`, also add the bytes to spans of other threads, if the background work of these
+        spans has not ended.
         """
         thread = get_ident()
         behind = [span for span in self._left if span.thread != thread and not _is_over(span)]
@@ -357,7 +359,10 @@ def _sum(first: int | None, second: int | None) -> int | None:
 
 
 def _highest(first: int | None, second: int | None) -> int | None:
-    """Return the highest of two peaks. A peak is None if it was not a new one."""
+    """Return the higher of two peaks.
+
+    A peak is None if its span did not raise the allocator's peak, or if the peak is unknown.
+    """
     return max((peak for peak in (first, second) if peak is not None), default=None)
 
 

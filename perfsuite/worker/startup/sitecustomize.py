@@ -25,7 +25,8 @@ class AfterTorch:
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Return None for every module except torch."""
-        # Do nothing while this finder waits for another one, which can ask all finders, including this one.
+        # Do nothing while this finder waits for another finder, because that finder can ask all finders
+        # again, including this one.
         if name != "torch" or getattr(cls._asking, "now", False):
             return None
         cls._asking.now = True
@@ -62,7 +63,9 @@ def _then_attach(loader: Any) -> None:
             attach()
         except Exception as error:
             is_missing = isinstance(error, ModuleNotFoundError) and not f"{error.name}.".startswith("torch.")
-            if not is_missing:  # the script must not end, for example if a version of torch lacks a module
+            # Report any other error without ending the script. For example, a version of torch can lack a
+            # module.
+            if not is_missing:
                 _tell(error)
                 return
             raise ImportError(

@@ -204,7 +204,7 @@ def test_a_plan_says_how_many_cases_fit() -> None:
     assert "~63 the budget to run" in words
     assert f"about 68 min on {detect().hardware_class} with simulated training" in words
     assert "launches 42 cases in mine for real, whatever the size: about 1.5 min for each" in words
-    assert "About 19 of them fit into --budget; the same command continues with the others" in words
+    assert "About 19 of them fit into --budget. Run the same command again to measure the others" in words
 
 
 @pytest.mark.usefixtures("forty_two_cases")

@@ -86,7 +86,7 @@ def test_who_may_not_mount_learns_why(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("inside", "status", "said"),
     [
-        (COUNTED, "pass", "it trains in the image, with the same work in a step"),
+        (COUNTED, "pass", "it trains in the image, and a step does the same work as outside the image"),
         ({"failure": Failure(kind="crash", message="no torch")}, "fail", "the launch in the image failed"),
         ({}, "unknown", "its work was not compared"),
         ({**COUNTED, "counts": launch(counts(host_reads={"forward": 99})).counts}, "pass", "host reads"),

@@ -158,7 +158,7 @@ def test_broken_torch_makes_later_steps_meaningless(check: str) -> None:
     record = run(make_step("spread"), make_step("machine"), record=make_record(machine))
     reason = f"the check {check!r} failed in the step `machine`"
     assert only_row(record, "spread") == not_run(
-        "spread", reason, "repair it: the same command then continues"
+        "spread", reason, "repair it, then run the same command again to continue"
     )
     assert only_row(record, "machine").status == "pass", "a repetition shows whether it is repaired"
     again = run(make_step("machine", failed(check, "the driver is too old")))

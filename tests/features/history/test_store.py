@@ -233,7 +233,7 @@ def test_misplaced_file_is_an_error_that_names_it(history: Path) -> None:
         add(history, kept(RUN), commit="../../etc")
     with pytest.raises(FileError, match="hardware_class: String should match"):
         add(history, kept(RUN.replace(machine=make_machine(hardware_class="../x"))))
-    with pytest.raises(FileError, match=r"it compares 'main X=1' and '\.', but a history needs sessions"):
+    with pytest.raises(FileError, match=r"its session compares 'main X=1' and '\.', but each session"):
         add(history, samples.make_compared(), arms=samples.ARMS)
     [written] = add(history, kept(RUN)).written
     documents.write_text(history / ".github/workflows/settings.json", "{}")

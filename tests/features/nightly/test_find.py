@@ -84,7 +84,7 @@ def test_names_the_cases_that_need_pairs() -> None:
     text = printed("2%")
     assert "The noise of a case within a session hides a change of 2.0% in all cases, however " in text
     assert "in pairs of launches (perfsuite compare): 5 pairs are enough" in text
-    assert "The tolerance stays as it is." in text
+    assert "It keeps its tolerance, because it cannot find a change of 2.0% in every case." in text
 
 
 def test_names_the_cases_with_too_few_launches() -> None:

@@ -438,8 +438,8 @@ def test_separates_two_alternating_optimizers(start: Start) -> None:
 
 TODO = (
     ". Lower max_warmup_steps or steps, or give the script more data. If it resumes from files of an earlier "
-    "launch, pass {launch_dir} in its arguments, command or env, and keep the files in that directory, "
-    "which is new in each launch"
+    "launch, pass {launch_dir} in its arguments, command or env, so that it writes its files to a directory "
+    "that is new in each launch"
 )
 
 

@@ -37,12 +37,14 @@ GUARDS = {
     "before.<locals>.wrap.<locals>.watched",
     "LiveMemory._see_storage.<locals>.<lambda>",
     "LiveMemory._died",
+    "LiveMemory._see_collector",
     "_clips",
     "_show",
     "_notice_backward.<locals>.watched",
     "CollectorClock._see",
 }
-"""Functions that cannot fail. Everything in them is in a `try`, or in another one of these functions."""
+"""Functions that cannot fail. Everything in them is in a `try`, or in another one of these functions.
+`_see_collector` only stores the number of a thread."""
 
 
 class IdleBetweenSteps(Unprobed):

@@ -62,7 +62,8 @@ def export(history: Path, repo: Path, out: Path, *, branch: str = "", commit_url
         raise FileError(f"{out} is not empty and does not contain an export. Give an empty directory.")
     cases = store.read_cases(history)
     slots = _slots(cases)
-    # asv has one result per hardware class and commit, for all sessions.
+    # asv has one result per hardware class and commit, so all sessions of a commit on a hardware class are
+    # put together.
     nights = defaultdict[tuple[str, str], list[Place]](list)
     for place in places:
         nights[place.hardware_class, place.commit].append(place)
@@ -87,7 +88,10 @@ def _is_export(directory: Path) -> bool:
 
 
 def _slots(cases: Mapping[str, StoredCase]) -> dict[str, asv.Slot]:
-    """Return the slot of each case. Raises `FileError` if two models have the same name in asv."""
+    """Return the slot of each case: its benchmark group and its parameter values in asv.
+
+    Raises `FileError` if two models have the same name in asv.
+    """
     slots = {name: asv.slot(case.parameters) for name, case in cases.items()}
     models: dict[str, str] = {}
     for name, slot in slots.items():
@@ -136,7 +140,7 @@ def _write_night(
 def _pooled(
     sessions: Sequence[StoredSession], cases: Mapping[str, StoredCase], slots: Mapping[str, asv.Slot]
 ) -> dict[str, list[Any]]:
-    """Convert the launches of all sessions of one hardware class at one commit to asv's results."""
+    """Pool the launches of the sessions of one commit on one hardware class, and convert them for asv."""
     launches: dict[str, dict[str, dict[tuple[str, ...], list[float]]]] = {name: {} for name in asv.METRICS}
     for session in sessions:
         for result in session.results:
