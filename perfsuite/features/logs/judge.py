@@ -69,7 +69,10 @@ class Trace(Strict):
 
 
 RATE = re.compile(
-    r"throughput|per[-_ ]?s(ec(ond)?)?\b|/s(ec(ond)?)?\b|tflop|\bmfu\b|\btps\b|utili[sz]ation", re.IGNORECASE
+    r"throughput|tflop|speed|bandwidth|utili[sz]ation"
+    r"|((?<![a-z])per[-_ ]?|/|(tokens|samples|sequences|images|examples|frames)[-_ ])s(ec(ond)?s?)?(?![a-z])"
+    r"|(?<![a-z])(mfu|hfu|tps|tgs|qps|fps)(?![a-z])",
+    re.IGNORECASE,
 )
 """Matches tags of rates. As times, they would be judged the wrong way round."""
 

@@ -14,6 +14,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from perfsuite.errors import FileError, PackageError, PerfsuiteError
 from perfsuite.features.logs.event_files import MEGATRON_TAG, StepLog, read_log
+from perfsuite.features.logs.judge import RATE
 from tests.cli import commands
 from tests.inputs.test_files import ODD, within
 
@@ -168,12 +169,27 @@ def test_a_good_first_log_hides_no_slow_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "tag", ["throughput", "tokens_per_sec", "samples/s", "train/MFU", "perf_tflops", "tps"]
+    "tag",
+    [
+        *("throughput", "tokens_per_sec", "samples/s", "train/MFU", "perf_tflops", "tps", "speed"),
+        *(
+            "tokens_per_second_per_gpu",
+            "it/s/device",
+            "perf/tokens_sec",
+            "train_tps_avg",
+            "throughput(img/s)",
+        ),
+    ],
 )
 def test_a_tag_of_a_rate_is_refused(tmp_path: Path, tag: str) -> None:
     logs = [write_events(tmp_path / str(number), {tag: [1000.0]}) for number in range(4)]
     words = (*logs[:1], *against(*logs[1:]), "--tag", tag)
     assert f"--tag {tag} is the name of a rate" in commands.error_of("judge", *map(str, words))
+
+
+@pytest.mark.parametrize("tag", ["step_time_s", "sec_per_step", "time/step_seconds", "steps_time", "ops_s"])
+def test_a_tag_of_a_time_is_no_rate(tag: str) -> None:
+    assert RATE.search(tag) is None
 
 
 @pytest.mark.parametrize("words", [(), ("--json",)])
