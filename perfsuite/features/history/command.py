@@ -1,5 +1,6 @@
 """`perfsuite history add | pull | push | failures | list | publish | trend`: keep results for years."""
 
+import contextlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ import typer
 from rich.text import Text
 
 from perfsuite.cli.shared_options import Shared, shares
-from perfsuite.errors import CaseError, FileError
+from perfsuite.errors import CaseError, FileError, GitError
 from perfsuite.features.history import notify as webhook
 from perfsuite.features.history import page, verdicts
 from perfsuite.features.history import store as history
@@ -41,6 +42,7 @@ HardwareClass = Annotated[
 CaseGlob = Annotated[str, typer.Option("--case", help="Pattern of case ids, with the wildcards * and ?.")]
 BRANCH = "perfsuite-history"
 WORKTREE = Path("history")
+PUSHES = 3  # maximum number of pushes, if other jobs push at the same time
 NOTHING_KEPT = 1  # exit status if no result of the given sessions can be kept
 Since = Annotated[
     datetime | None, typer.Option(formats=["%Y-%m-%d"], help="Read only sessions from this day on.")
@@ -120,7 +122,8 @@ def _added(files: Sequence[Path], history_dir: Path, notify: str | None) -> int:
 def pull(history_dir: History = WORKTREE) -> None:
     """Check out the branch of the history, `perfsuite-history`, in a directory.
 
-    If origin does not have the branch, a new and empty branch is created.
+    Commits that were never pushed are kept, and follow those of origin. If neither origin nor this repository
+    has the branch, a new and empty branch is created.
     """
     here = Path()
     if (history_dir / ".git").exists():
@@ -132,20 +135,46 @@ def pull(history_dir: History = WORKTREE) -> None:
         git("worktree", "remove", str(history_dir), cwd=here)  # fails if it has uncommitted changes
     git("worktree", "prune", cwd=here)
     on_origin = git("ls-remote", "--heads", "origin", BRANCH, cwd=here)
-    if on_origin:
-        git("fetch", "--quiet", "origin", f"+refs/heads/{BRANCH}:refs/remotes/origin/{BRANCH}", cwd=here)
-        is_here = git("branch", "--list", BRANCH, cwd=here)
-        if is_here and git("rev-list", f"origin/{BRANCH}..{BRANCH}", cwd=here):
-            raise FileError(
-                f"{BRANCH} has commits that were never pushed. Push them (git push origin {BRANCH}), then "
-                "run this command again"
-            )
+    if git("branch", "--list", BRANCH, cwd=here):
+        git("worktree", "add", "--force", str(history_dir), BRANCH, cwd=here)
+        if on_origin:
+            _rebase(history_dir)
+    elif on_origin:
+        _fetch(here)
         git("worktree", "add", "--force", "-B", BRANCH, str(history_dir), f"origin/{BRANCH}", cwd=here)
     else:
         git("worktree", "add", "--force", "--detach", str(history_dir), cwd=here)
         git("checkout", "--quiet", "--orphan", BRANCH, cwd=history_dir)
         git("rm", "-r", "--force", "--quiet", "--ignore-unmatch", ".", cwd=history_dir)
     typer.echo(f"{BRANCH} is checked out in {history_dir}" + ("" if on_origin else " (a new branch)"))
+
+
+def _fetch(directory: Path) -> None:
+    git("fetch", "--quiet", "origin", f"+refs/heads/{BRANCH}:refs/remotes/origin/{BRANCH}", cwd=directory)
+
+
+def _rebase(history_dir: Path) -> None:
+    """Put the commits that were never pushed after those of origin."""
+    _fetch(history_dir)
+    try:
+        git(*COMMITTER, "rebase", "--quiet", f"origin/{BRANCH}", cwd=history_dir)
+    except GitError as error:
+        git("rebase", "--abort", cwd=history_dir)
+        raise GitError(
+            f"{BRANCH} has commits that were never pushed, and they contradict those of origin ({error}). "
+            f"Resolve this in {history_dir} (git rebase origin/{BRANCH}), push, and run this command again"
+        ) from None
+
+
+def _push(history_dir: Path) -> None:
+    """Push the branch. If another job has pushed in the meantime, put the commits of this job after its."""
+    for _ in range(PUSHES - 1):
+        with contextlib.suppress(GitError):
+            git("push", "--quiet", "origin", BRANCH, cwd=history_dir)
+            return
+        if git("ls-remote", "--heads", "origin", BRANCH, cwd=history_dir):
+            _rebase(history_dir)
+    git("push", "--quiet", "origin", BRANCH, cwd=history_dir)
 
 
 @app.command(hidden=True)
@@ -169,7 +198,7 @@ def push(
     if not git("branch", "--list", BRANCH, cwd=history_dir):  # a branch exists only after its first commit
         typer.echo(f"nothing was pushed: {BRANCH} is created with the first result that can be kept")
         raise typer.Exit(0 if status == NOTHING_KEPT else status)
-    git("push", "--quiet", "origin", BRANCH, cwd=history_dir)
+    _push(history_dir)
     raise typer.Exit(status)
 
 

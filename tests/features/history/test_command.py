@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite import documents
-from perfsuite.features.history import page
+from perfsuite.features.history import command, page
 from tests.cli import commands
 from tests.features.history.nights import TOKENS_PER_STEP, Level, write_history
 from tests.samples import (
@@ -178,16 +178,57 @@ def test_pull_never_loses_local_files(clone: Path) -> None:
     assert message in error_of("pull", "--history", "feature")
     assert "fatal: 'other' already exists" in error_of("pull", "--history", "other")
     invoke("push", in_store("01"))
-    Path("history/more").write_text("")
-    commit(Path("history"), "never pushed")
-    message = "perfsuite-history has commits that were never pushed. Push them (git push origin"
-    assert message in error_of("pull")
-    git(clone, "push", "--quiet", "origin", "perfsuite-history")
-    invoke("pull")
     (clone / "ignored").unlink()
     mine[2].write_text("")
     assert "contains modified or untracked files" in error_of("pull")
     assert all(file.exists() for file in mine)
+
+
+def subjects(clone: Path) -> list[str]:
+    return git(clone, "log", "--format=%s", "origin/perfsuite-history").splitlines()
+
+
+def commit_to_history(name: str, text: str = "") -> None:
+    (Path("history") / name).write_text(text)
+    commit(Path("history"), f"add {name}")
+
+
+def test_commits_of_a_failed_push_are_pushed_later(clone: Path) -> None:
+    invoke("pull")
+    commit_to_history("first")
+    invoke("push", in_store("01"))
+    assert subjects(clone) == ["Results of a night", "add first"]
+
+
+@pytest.fixture
+def another_job(clone: Path) -> None:
+    """Let another job push to the history, while this clone has a commit that was never pushed."""
+    invoke("push", in_store("01"))
+    start = git(clone, "rev-parse", "perfsuite-history")
+    commit_to_history("other", "theirs")
+    git(clone, "push", "--quiet", "origin", "perfsuite-history")
+    git(Path("history"), "reset", "--quiet", "--hard", start)
+    commit_to_history("mine")
+
+
+@pytest.mark.usefixtures("another_job")
+def test_pushes_after_the_commits_of_another_job(clone: Path) -> None:
+    invoke("push", in_store("02"))
+    assert subjects(clone)[:3] == ["Results of a night", "add mine", "add other"]
+
+
+@pytest.mark.usefixtures("another_job")
+def test_a_contradiction_with_another_job_is_named(clone: Path) -> None:
+    commit_to_history("other", "mine")
+    assert "they contradict those of origin" in error_of("pull")
+    assert git(clone, "log", "-1", "--format=%s", "perfsuite-history") == "add other"
+
+
+@pytest.mark.usefixtures("another_job")
+def test_a_push_during_the_push_loses_nothing(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "pull", lambda history_dir: None)
+    invoke("push", in_store("02"))
+    assert subjects(clone)[:3] == ["Results of a night", "add mine", "add other"]
 
 
 def test_a_first_night_may_keep_nothing(clone: Path) -> None:
