@@ -75,8 +75,8 @@ def dry_run(
     if gpu is not None:
         machine = pretended_gpu(gpu, case.topology)
     machine = machine.replace(interconnect=interconnect)
+    _check(case, ranks or (), machine)
     chosen = telling_ranks(case) if ranks is None else tuple(ranks)
-    _check(case, chosen, machine)
     run_dir = RunDir(directory)
     documents.write(run_dir.case, CaseFile(case=case, device=machine.device, counted_steps=counted_steps))
     started_at = datetime.now(UTC).isoformat(timespec="seconds")

@@ -415,8 +415,8 @@ def _import_paths(python: str, top: Path, worktree: Path) -> tuple[str, ...]:
     These are the top directory, `src`, and the directories from which the interpreter already imports.
     """
     said = ask(Arm(python=python), "import json, sys; print(json.dumps([sys.prefix, *sys.path]))")
-    # The paths include those of editable installs.
-    prefix, *paths = map(Path, filter(None, json.loads(said)))
+    # The paths include those of editable installs. They can lead to the repository through a symbolic link.
+    prefix, *paths = (Path(path).resolve() for path in json.loads(said) if os.path.isabs(path))
     # Skip the packages of a virtual environment that is inside the repository. Skip nothing if the repository
     # is inside the prefix of the interpreter, for example in /usr/src.
     is_inside = prefix.is_relative_to(top)

@@ -6,11 +6,14 @@ perfsuite's own process must not call NVML, because a call can hang.
 import contextlib
 import ctypes
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import perfsuite
 from perfsuite.errors import MachineError
 
 LIBRARY = "libnvidia-ml.so.1"  # NVML. A machine without this library has no NVIDIA driver
@@ -32,8 +35,14 @@ def ask(module: str, *words: str, answer_s: float = ANSWER_S) -> Any:
 
     Raises `MachineError` if there is no answer within `answer_s` seconds.
     """
-    command = [sys.executable, "-m", module, *words]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # -P: without it, Python would import modules from the current directory, which can be an untrusted
+    # checkout. perfsuite itself is then found only if it is installed, or on PYTHONPATH.
+    command = [sys.executable, "-P", "-m", module, *words]
+    paths = [str(Path(perfsuite.__file__).parents[1]), os.environ.get("PYTHONPATH")]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables
+    )
     try:
         said, errors = child.communicate(timeout=answer_s)
     except subprocess.TimeoutExpired:

@@ -282,13 +282,23 @@ def _if_there(path: str, environment: Mapping[str, str]) -> str:
 
 
 def _in_worktree(path: str, environment: Mapping[str, str]) -> str:
-    """Return the path that a file of the repository has in the worktree. `environment` names the worktree."""
+    """Return the path that a file of the repository has in the worktree. `environment` names the worktree.
+
+    The path can lead to the repository through a symbolic link.
+    """
     top, _, worktree = environment.get(MOVED, "").partition(os.pathsep)
+    if not worktree or not os.path.isabs(path):
+        return path
     inside = top + os.sep
-    with_slash = path + os.sep
-    stay = tuple(prefix + os.sep for prefix in (sys.prefix, worktree) if (prefix + os.sep).startswith(inside))
-    is_moved = worktree and with_slash.startswith(inside) and not with_slash.startswith(stay)
-    return worktree + path.removeprefix(top) if is_moved else path
+    prefixes = (sys.prefix, os.path.realpath(sys.prefix), worktree)
+    stay = tuple(prefix + os.sep for prefix in prefixes if (prefix + os.sep).startswith(inside))
+    # The last part can be a link in the repository, for example to data. It is kept.
+    without_links = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    for spelling in (path, without_links):
+        with_slash = spelling + os.sep
+        if with_slash.startswith(inside) and not with_slash.startswith(stay):
+            return worktree + spelling.removeprefix(top)
+    return path
 
 
 def without_rank(environment: Mapping[str, str]) -> dict[str, str]:

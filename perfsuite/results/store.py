@@ -193,6 +193,7 @@ class SessionDir:
 
     path: Path
     results = Below("results.json")  # `SessionFile`
+    night = Below("night")  # the value of `NIGHT`, if a night runs the session
 
     @property
     def name(self) -> str:
@@ -227,6 +228,10 @@ def _first_free(paths: Iterator[Path]) -> Path:
     raise AssertionError("there is always another number")
 
 
+NIGHT = "PERFSUITE_NIGHT"
+"""Environment variable with which `perfsuite night` finds its own sessions: an id of the night."""
+
+
 @dataclass(frozen=True)
 class Store:
     """The local store: measurements made and baselines recorded on this machine."""
@@ -248,6 +253,11 @@ class Store:
     def results(self) -> list[Path]:
         """Return the `results.json` of every session, oldest first."""
         return sorted(self.sessions.glob("*/results.json"))
+
+    def results_of_night(self, night: str) -> list[Path]:
+        """Return the `results.json` of every session of one night (`NIGHT`), oldest first."""
+        files = self.sessions.glob("*/night")
+        return sorted(file.with_name("results.json") for file in files if file.read_text() == night)
 
     def profiled(self, session: str, case_id: str) -> Iterator[RunDir]:
         """Yield the profiled launches of a case, newest first. Raises `FileError`.

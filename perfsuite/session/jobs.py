@@ -1,11 +1,12 @@
 """Run pytest and perfsuite's commands as separate processes in this environment."""
 
 import contextlib
+import os
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -25,8 +26,10 @@ CANNOT_TELL = 3
 END_S = 20.0  # an interrupted process is killed if it has not ended its launches after this many seconds
 
 
-def run(module: str, *arguments: str) -> int:
+def run(module: str, *arguments: str, variables: Mapping[str, str] = os.environ) -> int:
     """Run a module of this environment in a separate process and return its exit status.
+
+    `variables` are the environment variables of the process.
 
     Ctrl-C and SIGTERM interrupt the module, so that it ends its launches and writes its results. This process
     then ends with `KeyboardInterrupt` or `SystemExit`.
@@ -34,7 +37,7 @@ def run(module: str, *arguments: str) -> int:
     say(f"$ {module} {' '.join(arguments)}")
     before = signal.signal(signal.SIGTERM, _end)
     try:
-        with interruptible([sys.executable, "-m", module, *arguments]) as process:
+        with interruptible([sys.executable, "-m", module, *arguments], env=variables) as process:
             return process.wait()
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -76,7 +79,7 @@ def interruptible(
 
 def refused(*arguments: str) -> str | None:
     """Return why pytest would measure nothing with these arguments, or None. No test is run."""
-    done = captured([sys.executable, "-m", "pytest", *arguments, "--collect-only", "--quiet"])
+    done = captured([sys.executable, "-m", "pytest", *arguments, "--collect-only", "--quiet", "--color=no"])
     if done.returncode == 0:
         return None
     if done.returncode == NO_TESTS_COLLECTED:

@@ -1,5 +1,6 @@
 """The record of a session: its results so far, and the file that contains them."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
@@ -26,7 +27,7 @@ from perfsuite.results.session_file import (
     Status,
     lost_cases,
 )
-from perfsuite.results.store import SessionDir
+from perfsuite.results.store import NIGHT, SessionDir
 from perfsuite.session import resume
 from perfsuite.session.judge_changes import judge_changes
 from perfsuite.session.mode import Launches, Mode, Trial
@@ -238,6 +239,8 @@ class Record:
             return
         try:
             documents.write(self.directory.results, self.session_file("running"))
+            if NIGHT in os.environ:
+                documents.write_text(self.directory.night, os.environ[NIGHT])
             problem = None
         except Exception as error:  # whatever the error, other cases can still be measured
             problem = f"{errors.error_text(error)}. The session continues, and shows its results when it ends"

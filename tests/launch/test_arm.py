@@ -140,6 +140,16 @@ def test_a_message_does_not_show_a_secret(repo: Path, words: str) -> None:
     assert "abc" not in refused(f"HF_TOKEN=abc {words}", repo)
 
 
+def test_an_import_path_through_a_link_is_the_worktrees(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = tmp_path / "link-to-the-repository"
+    link.symlink_to(repo)
+    monkeypatch.setenv("PYTHONPATH", f"{link}/python")
+    first = arm("first", repo)
+    assert f"{first.directory}/python" in first.paths
+
+
 def test_commit_is_a_worktree_first_on_the_path(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", HERE)
     first = arm("first X=1", repo)

@@ -30,13 +30,13 @@ def test_detects_machine_in_its_own_process(child: Path) -> None:
     executable(child, 'echo "$@" > $0.asked', f"echo '{{\"answer\": {gpus.model_dump_json()}}}'")
     assert machine.detect(library=PRESENT) == gpus
     asked = child.with_name("python.asked")
-    assert asked.read_text() == "-m perfsuite.node.machine\n"
+    assert asked.read_text() == "-P -m perfsuite.node.machine\n"
 
 
 def test_sees_users_of_gpus_in_its_own_process(child: Path) -> None:
     executable(child, 'echo "$@" > $0.asked', 'echo a warning; echo \'{"answer": ["9 MiB of GPU 0"]}\'')
     assert quiet.see_gpus(4, library=PRESENT) == ["9 MiB of GPU 0"]
-    assert child.with_name("python.asked").read_text() == "-m perfsuite.launch.quiet 4\n"
+    assert child.with_name("python.asked").read_text() == "-P -m perfsuite.launch.quiet 4\n"
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_sees_users_of_gpus_in_its_own_process(child: Path) -> None:
     [
         ("exec sleep 600", r"NVML did not answer within 0 s .* Look at dmesg"),
         ('echo \'{"error": "GPU 3 cannot be read"}\'', "^GPU 3 cannot be read$"),
-        ("echo oh no >&2; exit 1", r"the process that calls NVML failed: oh no\. To see .*python -m "),
+        ("echo oh no >&2; exit 1", r"the process that calls NVML failed: oh no\. To see .*python -P -m "),
         ("exit 3", "failed: exit code 3"),
     ],
 )

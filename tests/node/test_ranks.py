@@ -399,6 +399,18 @@ def test_program_is_always_the_worktrees(tmp_path: Path, worktree: Path, program
     assert moved_word(f"{tmp_path}/{program}") == f"{worktree}/{program}"
 
 
+def test_path_through_a_link_is_the_worktrees(tmp_path: Path, worktree: Path) -> None:
+    link = tmp_path.with_name("link")
+    link.symlink_to(tmp_path)
+    assert moved_word(f"--config={link}/new.yaml") == f"--config={worktree}/new.yaml"
+
+
+def test_a_link_in_the_repository_is_kept(tmp_path: Path, worktree: Path) -> None:
+    (tmp_path / "data").symlink_to("/")
+    (worktree / "data").symlink_to("/")
+    assert moved_word(f"{tmp_path}/data") == f"{worktree}/data"
+
+
 def test_a_command_without_a_suffix_is_the_worktrees(tmp_path: Path, worktree: Path) -> None:
     assert ranks.moved_command((f"{tmp_path}/bin/train",)) == [f"{worktree}/bin/train"]
 

@@ -1,5 +1,6 @@
 """`perfsuite night`: a nightly run in one command, for any CI, for cron and for cluster jobs."""
 
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -20,7 +21,7 @@ from perfsuite.features.nightly.page import Page
 from perfsuite.features.nightly.plan import show_plan
 from perfsuite.report.console import say
 from perfsuite.results.session_file import SessionFile
-from perfsuite.results.store import BaselineStore, Store
+from perfsuite.results.store import NIGHT, BaselineStore, Store
 from perfsuite.session.by_command import check_asked
 from perfsuite.session.jobs import CANNOT_TELL, refused, run
 from perfsuite.session.plan import shard as shard_of
@@ -132,7 +133,7 @@ class NightCheck(NamedTuple):
     """A command of perfsuite that must pass before a night measures anything."""
 
     command: list[str]
-    status: int  # exit status of the night if the command finds a problem
+    status: int  # exit status of the night if the command finds a problem, and ends with 1
 
 
 class NothingMeasured(Exception):
@@ -222,8 +223,9 @@ def _measure(checks: Sequence[NightCheck], arguments: Sequence[str], page: Page)
     for check in checks:
         status = run("perfsuite.cli", *check.command)
         if status not in (0, CANNOT_TELL):
-            raise NothingMeasured(f"perfsuite {check.command[0]} ended with {status}", check.status)
-    status = run("pytest", *arguments)
+            ended = check.status if status == 1 else 2
+            raise NothingMeasured(f"perfsuite {check.command[0]} ended with {status}", ended)
+    status = run("pytest", *arguments, variables={**os.environ, NIGHT: page.night})
     if not page.has_report() and not page.sessions():
         raise NothingMeasured(
             f"pytest ended with {status} and wrote no report. Does a case file end the process (os._exit)?"

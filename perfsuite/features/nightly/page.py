@@ -5,6 +5,7 @@ It has the summary of the report or, until there is a report, the reason why not
 
 import os
 import re
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,24 +21,24 @@ Nothing was measured: {}
 
 The log of the job says more.
 
-<!-- sessions before: {} -->
+<!-- night: {} -->
 """
-"""The page until there is a report. It has a reason, and the number of sessions of earlier nights."""
-BEGUN = re.compile(r"<!-- sessions before: (\d+) -->")
+"""The page until there is a report. It has a reason, and the id of the night."""
+BEGUN = re.compile(r"<!-- night: (\w+) -->")
 
 
 class Page:
     """The file `summary.md` in the directory of a night.
 
     Before a night measures anything, it writes into this file that nothing was measured, and why. The report
-    replaces this text. If the night is killed in between, the file still says how many sessions there were
-    before the night, so that `--only-summary` finds the session of the killed night.
+    replaces this text. If the night is killed in between, the file still has the id of the night, so that
+    `--only-summary` finds the session of the killed night. Other nights can use the same store.
     """
 
     def __init__(self, out: Path, store: Path) -> None:
         self.file = out / "summary.md"
         self.store = Store(store)
-        self._earlier = self.store.results()  # results of the sessions before this night
+        self.night = uuid.uuid4().hex  # id of the night, which its sessions record (`NIGHT`)
 
     def begin(self, why: str) -> None:
         """Remove the report of an earlier night, and begin a new page with the first reason."""
@@ -49,11 +50,11 @@ class Page:
         """Write why nothing was measured."""
         from perfsuite.report import markdown  # imported here, because other commands do not need Jinja
 
-        documents.write_text(self.file, NOTHING.format(markdown.text(why), len(self._earlier)))
+        documents.write_text(self.file, NOTHING.format(markdown.text(why), self.night))
 
     def sessions(self) -> list[Path]:
         """Return the results of this night, from the oldest session to the newest."""
-        return [results for results in self.store.results() if results not in self._earlier]
+        return self.store.results_of_night(self.night)
 
     def has_report(self) -> bool:
         """Whether a report has replaced the reason."""
@@ -65,7 +66,7 @@ class Page:
         The list is empty if the night has a report, or if it left no results.
         """
         begun = BEGUN.search(self._text())
-        return [] if begun is None else self.store.results()[int(begun[1]) :]
+        return [] if begun is None else self.store.results_of_night(begun[1])
 
     def complete(self, sessions: Sequence[Path]) -> list[str]:
         """Write the report of the newest of these sessions, if the page has none.
@@ -83,7 +84,7 @@ class Page:
         """Append the page to the file that GitHub shows as the summary of the job, if there is one."""
         page = os.environ.get("GITHUB_STEP_SUMMARY")
         if page:
-            with Path(page).open("a") as shown:
+            with Path(page).open("a", encoding="utf-8") as shown:
                 shown.write(self._text())
 
     def _text(self) -> str:

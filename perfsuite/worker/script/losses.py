@@ -164,7 +164,8 @@ def _copied(loss: Tensor) -> Tensor:
     The copy has no dimensions. A loss can have some: `[[0.5]]` is a scalar for backward.
     """
     local: Tensor = shard_of(loss)
-    return local.detach().to(torch.float32, copy=True).reshape(())
+    # A view of the copy would keep two tensors.
+    return local.detach().reshape(()).to(torch.float32, copy=True)
 
 
 def _leads_to(loss: Tensor, wanted: set[int]) -> bool:

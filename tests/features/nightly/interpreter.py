@@ -29,7 +29,7 @@ class Interpreter:
             directory / "python",
             f"here='{directory}'",
             "shift  # -m",
-            'case "$*" in *" --collect-only --quiet")',
+            'case "$*" in *" --collect-only --quiet --color=no")',
             '    printf "%s\\n" "$@" > "$here/asked"',
             f'    if [ -e "$here/refusal" ]; then cat "$here/refusal" >&2; exit {REFUSED}; fi',
             "    exit 0;;",
@@ -40,6 +40,7 @@ class Interpreter:
             '    cp -r out "$here/before"',
             '    mkdir -p "$run"',
             '    cp "$here/results.json" "$run"',
+            '    printf %s "$PERFSUITE_NIGHT" > "$run/night"',
             '    cp -r "$here/out" .',
             "fi",
             'if [ "$1" = pytest ]; then name=$1; else name=$2; fi',
@@ -87,4 +88,4 @@ class Interpreter:
     @property
     def asked(self) -> list[str]:
         """The arguments about which pytest was asked last, without those that make it collect only."""
-        return (self._directory / "asked").read_text().splitlines()[1:-2]
+        return (self._directory / "asked").read_text().splitlines()[1:-3]

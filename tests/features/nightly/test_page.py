@@ -25,10 +25,12 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Page:
     return begun
 
 
-def leave_session(number: int) -> Path:
-    """Write the results of a session to the store, and return their file."""
+def leave_session(number: int, page: Page | None = None) -> Path:
+    """Write the results of a session to the store, and return their file. `page` is that of its night."""
     results = STORE / f"runs/2026010{number}-000000-000000/results.json"
     documents.write(results, SESSION)
+    if page is not None:
+        results.with_name("night").write_text(page.night)
     return results
 
 
@@ -51,13 +53,13 @@ def test_a_night_replaces_the_page_of_another(page: Page) -> None:
     assert BY_NAME["report"].read("--out", str(OUT)) == OUT
 
 
-def test_sessions_of_earlier_nights_do_not_count(page: Page) -> None:
-    leave_session(1)
-    later = Page(OUT, STORE)
-    later.begin("not over")
-    assert later.sessions() == []
-    second = leave_session(2)
-    assert later.sessions() == [second]
+def test_sessions_of_other_nights_do_not_count(page: Page) -> None:
+    """Other nights, and sessions without a night, can use the same store at the same time."""
+    leave_session(1, Page(Path("elsewhere"), STORE))
+    second = leave_session(2, page)
+    leave_session(3, Page(Path("elsewhere"), STORE))
+    leave_session(4)
+    assert page.sessions() == [second]
     assert Page(OUT, STORE).sessions_of_killed() == [second], "another process reports the killed night"
 
 
