@@ -57,7 +57,7 @@ def as_predicted(ratios: Sequence[float]) -> Spread:
 
 
 def with_one_factor(ratios: Sequence[float]) -> Spread:
-    """Return the errors of predictions that are corrected with the ratio of another row.
+    """Return the errors that remain if each prediction is divided by the ratio of another row.
 
     Each row in turn corrects all other rows.
     """

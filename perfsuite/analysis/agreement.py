@@ -11,15 +11,17 @@ from perfsuite.case.case import Case
 from perfsuite.results.counts import COUNTED_STEP, Counts, other_inputs
 from perfsuite.results.rank_report import RankEvidence, RankReport
 
-OF_THE_MOVE = 0.01  # allowed difference between replicas' norms, as a share of a norm's largest change
+# Allowed difference between the ranks' norms of a parameter, as a share of the largest change of this norm on
+# any rank.
+OF_THE_MOVE = 0.01
 ROUNDING = 5e-7  # relative difference of norms due to rounding: devices sum in different orders
 # Allowed relative difference between the tokens given to a model and the claimed number.
 TOKENS_OFF = 0.02
 
 CLOCK_OFF = 0.05
 CLOCK_SLACK_S = 0.3
-"""A rank's clock can differ from the kernel's clock by the share `CLOCK_OFF`, and by this many seconds in
-addition. The seconds are needed if the process is interrupted between the readings of the two clocks."""
+"""A time by a rank's clock may differ from the kernel's time by `CLOCK_OFF` times the kernel's time plus this
+many seconds. The seconds are needed if the process is interrupted between the readings of the two clocks."""
 OF_THE_FORMULA = 0.9
 """The counted FLOPs of a forward pass must be at least this share of the FLOPs according to the formula. In
 this repository's baselines, the share is at least 1.00."""
@@ -82,7 +84,10 @@ _WRAP = "Their gradients are not exchanged: wrap the whole model in DDP or FSDP,
 
 
 def _by_accelerate(reports: Sequence[RankReport]) -> str:
-    """Return additional advice if accelerate should wrap the model, but is not configured for a CPU."""
+    """Return additional advice if the script imports accelerate and trains on a CPU.
+
+    On a CPU, accelerate wraps models only if it is configured to do so.
+    """
     observed = [report.observed for report in reports if report.observed is not None]
     is_imported = any("accelerate" in rank_observed.environment for rank_observed in observed)
     if not is_imported or any(rank_observed.settings.get("device") != "cpu" for rank_observed in observed):
@@ -153,7 +158,10 @@ def tokens_given(reports: Sequence[RankReport], case: Case) -> float | None:
 
 
 def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
-    """Return a note if tokens/s counts other tokens than the model was given, unless this is a `mismatch`."""
+    """Return a note if the model was given padding, or another number of tokens than tokens/s counts.
+
+    There is no note if `tokens_differ` returns the message of a `mismatch`.
+    """
     if case.unit == "samples":
         return _sample_notes(reports)
     seen = _tokens(reports, case)
@@ -181,12 +189,15 @@ def input_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
     advice = f". If the number of {case.unit} varies, give Script(tokens='vary')" if is_script else ""
     return (
         f"{case.unit}/s counts {reports[0].tokens_per_step} {case.unit} in every step, but the input of step "
-        f"{number} is {inputs} (step {COUNTED_STEP}){advice}",
+        f"{number} is {inputs}, the input of step {COUNTED_STEP}{advice}",
     )
 
 
 def _steps_with_other_inputs(reports: Sequence[RankReport]) -> Iterator[tuple[int, str]]:
-    """Yield the number of each counted step whose input differs from the reported step's, and both inputs."""
+    """Yield each counted step whose input differs from the input of the reported step.
+
+    A step is yielded as its number and a text with both inputs.
+    """
     for counts in (report.counts for report in reports if report.counts is not None):
         for number in counts.also_counted:
             step = counts.in_step(number)
@@ -245,7 +256,7 @@ def _sample_notes(reports: Sequence[RankReport]) -> tuple[str, ...]:
         f"samples/s counts {claimed} samples a step (micro_batch x gradient_accumulation on "
         # pragma: no mutate [0] to [-1]: `data_parallel` is the same on all ranks
         f"{seen[0].data_parallel} data-parallel ranks). In the second step, the first dimension of the "
-        f"model's inputs added up to {samples:.0f}. Correct the case if this is the number of samples",
+        f"model's inputs added up to {samples:.0f}. If this sum is the number of samples, correct the case",
     )
 
 
@@ -348,7 +359,8 @@ def _less_than_the_gradients(
     moved = any(
         begin != end for rank_evidence in evidence for begin, end in rank_evidence.replicated.values()
     )
-    # If a rank ran fewer collectives than this, replicas are averaged only in some steps.
+    # If a rank ran fewer collectives than there are steps after the first, replicas are averaged only in some
+    # steps.
     intervals = len(reports[0].step_s) - 1
     is_each_step = all(
         rank_evidence.collectives is not None and rank_evidence.collectives >= intervals

@@ -62,7 +62,7 @@ def first_cause(
     hung = {at: line for at, line in lines if line is not None}
     causes = [cause for cause in by_ranks if not is_peer(cause)]
     for failure in silent:  # the watchdog aborts the process from a thread, so there is a log, but no report
-        # Ranks that a command started write to their agent's log.
+        # If a command such as torchrun started the ranks, their output is in the log of their agent.
         logs = run_dir.all_agent_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]
         written = "\n".join([_text(failure), *map(_end, logs)])
         line = _watchdog_line(written)
@@ -163,8 +163,8 @@ def with_explanation(failure: Failure, run_dir: RunDir, case: Case) -> Failure:
 def with_log(failure: Failure, run_dir: RunDir) -> Failure:
     """Add stacks and the ends of logs to a failure without a traceback.
 
-    The ranks' logs are those of the failed rank, or of all ranks if it is unknown which rank failed. A
-    `mismatch` needs none of these, because its message says what to change in the case.
+    Of the ranks' logs, only that of the failed rank is added, or all of them if it is unknown which rank
+    failed. A `mismatch` needs no stacks and logs, because its message says what to change in the case.
     """
     if failure.kind == "mismatch" or (failure.traceback and "\n" in failure.traceback):
         return failure
@@ -178,7 +178,7 @@ def with_log(failure: Failure, run_dir: RunDir) -> Failure:
 
 
 def _end(path: Path) -> str:
-    """Return the end of a log with secrets masked, because a script can print a token.
+    """Return the end of a log with secrets masked, because a script can print a password or an access token.
 
     If the file cannot be read, the error is returned instead.
     """

@@ -78,7 +78,8 @@ def _far_cores(reports: Mapping[int, RankReport], health: Health) -> Iterator[st
                 f"{who} may run on {len(allowed)} cores ({len(usable)} near the GPU). On the other cores, "
                 f"steps that wait for the host are slower: {advice}"
             )
-        elif not near_cores and len(ranks) > 1:  # a single rank may have been bound to its cores
+        # A rank that shares its cores with no other rank may have been bound to them, and needs no note.
+        elif not near_cores and len(ranks) > 1:
             yield (
                 f"{who} may each run on all {len(allowed)} cores, and NVML does not report which of them are "
                 f"near their GPUs. If the machine has several sockets, {BIND}"

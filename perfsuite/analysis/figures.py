@@ -15,7 +15,8 @@ from perfsuite.results.metric import Metric
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Figures, Health, Run
 
-ROLL = 5  # number of steps in the rolling median: small, but a single slow step hardly affects the median
+# Number of steps in the rolling median: few, but enough that a single slow step hardly affects the median.
+ROLL = 5
 FLAT = 0.05  # relative difference allowed between a rolling median and the level at the end
 
 UNMEASURED_STEPS = 2
@@ -25,8 +26,8 @@ observes what runs (`perfsuite.worker.observation.observe`). If the work of a st
 SETTLED_WARMUP_S = 10
 SETTLED_WINDOW_S = 20
 """Minimum seconds of warm-up (after the steps that are never measured) and of the measured window on a GPU.
-If the warm-up or the window is shorter, the GPU's clock and temperature have not settled, and launches on
-other machines or days differ."""
+If the warm-up or the window is shorter, the GPU's clock and temperature have not settled, and the results
+depend on the machine and the day."""
 NO_TF32_PEAK = "no MFU: matmuls in fp32 ran in TF32 here, but only the peak of fp32 is known"
 NO_BF16_PEAK = "no MFU: this GPU has no tensor cores for bf16, and the peak of its emulation is unknown"
 NO_FLOAT8_PEAK = "no MFU: matmuls ran in fewer than 16 bits, but the number of bits or the peak is unknown"

@@ -10,7 +10,7 @@ from perfsuite.results.run import DeviceHealth, Health, LaunchFile, Node, Run
 THROTTLED_SHARE = 0.05  # maximum share of samples in which a healthy GPU may be throttled
 # Maximum GPU memory that other processes may use. Monitoring tools use less, and training jobs use more.
 FOREIGN_MEMORY_BYTES = 256 * 2**20
-# Maximum share of the cores' time that other processes may use: on 2 cores, less than half of one core.
+# Maximum share of the cores' time that other processes may use. On 2 cores, this is 0.4 of one core.
 FOREIGN_CPU_SHARE = 0.20
 # Maximum GPU memory in use before a launch. Desktops use less, and stuck jobs use more.
 HELD_BYTES = 2**30
@@ -120,7 +120,7 @@ def unequal_gpus(run: Run) -> list[str]:
 def is_shared(health: Health | None, machine: Machine) -> bool:
     """Return whether others used the machine more than is healthy.
 
-    Unlike throttling, such use can end soon.
+    Unlike throttling, such use can end soon, so that a later launch is healthy.
     """
     if health is None:
         return False
@@ -221,7 +221,7 @@ def worst_health(nodes: Sequence[Node]) -> Health | None:
         return None
     healths = list(seen.values())
     clocks = sorted((clock for health in healths for clock in health.sm_clocks_mhz), reverse=True)
-    # The entries are in descending order, so the lowest clock for each number of steps remains.
+    # The entries are in descending order, so `dict` keeps the lowest clock for each number of steps.
     slowest = dict(clocks)
     busiest = max(seen, key=lambda name: (seen[name].foreign_cpu or 0) + (seen[name].steal or 0))
     return Health(

@@ -38,8 +38,8 @@ _NOT_COMPUTED = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional:
 nodes (their operators have events of their own)."""
 _COMPILED = ("## Call CompiledFxGraph", "CompiledFunction")
 _OF_ONE = re.compile(r"(FSDP::[\w ]+?) (?:\(.*\)|for .*)|(## Call CompiledFxGraph) \S+ ##|(triton_\w+?)_\d+")
-"""Matches names that contain the layer, graph or number of one instance. One of the groups
-matches the part of the name that all instances have in common. The other groups are empty."""
+"""Matches names that are specific to one layer, one compiled graph or one numbered kernel. One of the groups
+matches the part of the name that all layers, graphs or kernels share. The other groups are empty."""
 _WAITED_FOR = "Memcpy DtoH (Device -> Pageable)"  # the host waits for this copy into unpinned memory
 
 
@@ -83,7 +83,7 @@ class _Window:
         self.starts = begins[: self.steps + 1]
 
     def step(self, at: float) -> int:
-        """Return the number of the step at a moment, as in `_Call`."""
+        """Return the number of the step at a moment, from 0, or -1 if the moment is outside all steps."""
         number = bisect_right(self.starts, at) - 1
         return number if number < self.steps else -1  # pragma: no mutate -1 to -2: no step has either number
 
@@ -155,7 +155,7 @@ def _computes(name: str) -> bool:
 def _split(spans: _Spans, begin: float, end: float, steps: int, *, on_gpu: bool) -> StepSplit:
     """Split the time between `begin` and `end`.
 
-    The time spent waiting for data counts as busy on a CPU, but not on a GPU.
+    On a CPU, the wait for data is part of the busy time. On a GPU, it is not.
     """
 
     def inside(ranges: Iterable[Span]) -> list[Span]:

@@ -63,7 +63,9 @@ def run_rank(
         try:
             load_guard()
         except DryRunError as error:
-            refused = error  # raised below. The report needs torch, which can be imported now
+            # The error is raised below, because its report needs torch, which must not be imported before the
+            # guard.
+            refused = error
     from perfsuite.worker.rank import empty_report, failure_of, write_failure
 
     report = empty_report(rank, topology.world_size)

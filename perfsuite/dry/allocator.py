@@ -255,9 +255,9 @@ def _rounded(size: int, unit: int) -> int:
 EventsEnd = Literal["when awaited", "at the end of the step"]
 """The time at which the events of freed blocks are done. A dry run does not know how fast the GPU works.
 
-`when awaited`: when the host has waited for the work that the event marks, or at the end of the step. The
-host is then as far ahead of the GPU as it can be. `at the end of the step`: all events are done only then,
-even if the host has waited earlier.
+`when awaited`: when the host has waited for the work that the event marks, or at the end of the step. This
+assumes that the host is as far ahead of the GPU as its waits allow. `at the end of the step`: all events are
+done only then, even if the host has waited earlier.
 """
 
 
@@ -274,7 +274,7 @@ class _Replay:
         self._seen = defaultdict[int, dict[int, int]](dict)
         # By event: for each stream, the latest mark that the event includes.
         self._included: dict[int, dict[int, int]] = {}
-        self._done: dict[int, int] = {}  # the latest mark of each stream that is known to be done
+        self._done: dict[int, int] = {}  # by stream: the latest mark that is known to be done
         # Freed blocks that other streams have used. Before a block can be used again, its mark in each of
         # these streams must be done.
         self._retired: list[tuple[Block, dict[int, int]]] = []
@@ -356,9 +356,10 @@ def replay(
     expandable_segments: bool = False,
     events_end: EventsEnd = "when awaited",
 ) -> CachingAllocator:
-    """Replay a log in a new allocator, and return the allocator. Its peaks begin after the first step.
+    """Replay a log in a new allocator, and return the allocator.
 
-    `workspace_bytes` is the size of each of cuBLAS's workspaces.
+    The allocator's peaks do not include the first step. `workspace_bytes` is the size of each of cuBLAS's
+    workspaces.
     """
     allocator = CachingAllocator(expandable_segments=expandable_segments)
     run = _Replay(allocator, workspace_bytes, events_end)

@@ -4,8 +4,8 @@ The rules follow aten/src/ATen/native/transformers/cuda/sdp_utils.cpp of torch 2
 
 - On Hopper and Blackwell, cuDNN's kernel is preferred. This assumes a version of cuDNN after 9.15.
 - From Ampere on, flash attention comes next. Both kernels need a dtype of 16 bits and no mask.
-- Otherwise, torch uses the memory-efficient kernel. This kernel supports neither shared key-value heads nor
-  bfloat16 on a GPU before Ampere. In these cases, torch uses plain operations.
+- Otherwise, torch uses the memory-efficient kernel. This kernel does not support shared key-value heads, and
+  supports bfloat16 only from Ampere on. If no kernel can be used, torch uses plain operations.
 """
 
 from types import FunctionType

@@ -53,7 +53,10 @@ class Compilation:
         get_testing_overrides()
 
     def pretend(self) -> None:
-        """Let torch.compile work for the rest of this process. Nothing is loaded before its first call."""
+        """Let torch.compile work for the rest of this process.
+
+        Dynamo and inductor are not loaded before the first call of torch.compile.
+        """
         wrap(torch, "compile", self._prepared)
 
     def _prepared(self, torch_compile: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,7 +102,7 @@ class Compilation:
         ) -> Any:
             options = config_patches or {}
             self._note(options)
-            # A cache would contain graphs without kernels.
+            # Disable the autograd cache, because a dry run would store graphs without kernels in it.
             with (
                 inductor.patch({**options, **NOT_ON_FAKE_TENSORS, OPTION_OF_CUDA_GRAPHS: False}),
                 autograd.patch(enable_autograd_cache=False),
@@ -154,8 +157,8 @@ def _as_operators(graph: Any, inputs: Any, **_: Any) -> Any:
     """Replace inductor's `compile_fx_inner`: return a function that calls the operators of a graph."""
     call = private.boxed_nop(graph, inputs)
 
-    # `call` has a mark, which `wraps` also copies to `run`. A function with this mark empties its list of
-    # arguments, to free tensors early.
+    # `call` has the attribute `_boxed_call`, which `wraps` copies to `run`. A function with this attribute
+    # empties its list of arguments, to free tensors early.
     @functools.wraps(call)
     def run(arguments: Any) -> Any:
         # Generated kernels would need fewer Python calls, so the Python calls here are not counted.

@@ -102,10 +102,10 @@ def pretend(machine: Machine, log: DeviceLog) -> None:
 
 
 def hide() -> None:
-    """Hide this machine's GPUs from a process that simulates a CPU, whatever a script sets later.
+    """Hide this machine's GPUs from a process that simulates a CPU.
 
-    A build of torch for CUDA counts the GPUs only once. This happens here, while CUDA_VISIBLE_DEVICES is
-    empty.
+    The GPUs stay hidden even if a script sets CUDA_VISIBLE_DEVICES later. A build of torch for CUDA counts
+    the GPUs only once. This happens here, while CUDA_VISIBLE_DEVICES is empty.
     """
     if torch.version.cuda is None:
         return

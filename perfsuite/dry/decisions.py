@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MOST_NUMBERS = 16
-"""The largest tensor that is followed. Decisions have one number each, and a batch of tokens has more."""
+"""The largest tensor that is followed. A decision is a single number, and a batch of tokens has more numbers
+than this limit."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,8 @@ def predict(
         live=peak_of_live(log),
         allocated=cache.peak_allocated,
         reserved=cache.peak_reserved,
-        # If blocks become free later, there can also be fewer gaps, so `late` can need less than `cache`.
+        # In `late`, blocks become free later than in `cache`. This can leave fewer gaps, so `late` can even
+        # need less memory than `cache`.
         reserved_upper=max(cache.peak_reserved, late.peak_reserved),
         reserved_expandable=expandable.peak_reserved,
         built=built,
@@ -90,7 +91,10 @@ def workspace_bytes(machine: Machine) -> int:
 
 
 def facts_of(reports: Sequence[RankReport], case: Case, machine: Machine) -> DryFacts:
-    """Combine the ranks' reports: return the highest memory prediction and the minimum time of a step."""
+    """Combine the ranks' reports.
+
+    Return the highest memory prediction of a rank, and the lower bound for the time of a step (the roofline).
+    """
     fits = [report.fit for report in reports if report.fit is not None]
     counts = merged({report.rank: report.counts for report in reports if report.counts is not None})
     return DryFacts(

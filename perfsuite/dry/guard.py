@@ -51,7 +51,8 @@ def load() -> None:
         guard = ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise DryRunError(f"the guard for torch {torch_build.summary()} cannot be loaded: {error}") from None
-    # A build for CUDA registers its own guard, which is then replaced.
+    # If torch is built for CUDA, it registers its own device guard here. `perfsuite_install_guard` then
+    # replaces that guard.
     importlib.import_module("torch")
     if not guard.perfsuite_install_guard():
         raise DryRunError(

@@ -34,10 +34,9 @@ def pretended(case: Case, device: Device | None = None) -> tuple[Machine, str | 
         raise DryRunError(f"--device cuda: {reason}. Or give --device cpu")
     if wanted == "cuda" and reason is None:
         return pretended_gpu(product(case.hardware), case.topology), None
-    instead = (
-        "a CPU is simulated instead of a GPU, so kernels are those of a CPU, and memory and speed are not"
-    )
-    return pretended_cpu(case.topology), reason and f"{instead} predicted: {reason}"
+    instead = "a CPU is simulated instead of a GPU, because"
+    lost = "Kernels are therefore those of a CPU, and neither memory nor speed is predicted"
+    return pretended_cpu(case.topology), reason and f"{instead} {reason}. {lost}"
 
 
 def product(hardware: tuple[str, ...]) -> str:

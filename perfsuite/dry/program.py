@@ -62,7 +62,7 @@ def _python_file(program: str) -> str:
     if not first.startswith(b"#!") or b"python" not in first:
         raise DryRunError(
             f"a dry run can only run Python programs, but the command begins with {program!r}. Give "
-            "path or module, or a command that starts with python, torchrun or accelerate"
+            "the script as path= or module=, or a command that starts with python, torchrun or accelerate"
         )
     return program
 
@@ -102,7 +102,10 @@ def _replace_launchers(rank: int, world_size: int) -> None:
         function(rank % nprocs, *args)
 
     def one_process(args: Any) -> NoReturn:
-        """Run the program instead of preparing the command for the single process of `accelerate launch`."""
+        """Run the program in this process.
+
+        The replaced function returns a command, which `accelerate launch` would start in a new process.
+        """
         words, environment = prepare(args)
         os.environ.update(environment)
         _run(words)

@@ -40,7 +40,8 @@ STEPS_OF_GROWTH = 3
 """Number of steps that run after the counted steps, to count the objects that each step keeps.
 
 `Growth` counts objects before the first of these steps, after the first, and after the third. perfsuite looks
-for the holders of objects from the second step, because objects from the third step might still be in use."""
+for the holders of objects that the second step created, because objects that the third step created might
+still be in use."""
 COUNT_FEWER = "If this is intended, count fewer steps: Case(counted_steps=...)"
 
 
@@ -54,7 +55,7 @@ class DryGrowth(Growth):
     def _count(self) -> None:
         FakeTensorMode.cache_clear()
         _forget_dead_constants()
-        own_list.clear(FakeTensor)  # losses, which have no values
+        own_list.clear(FakeTensor)  # empties the lists of fake losses, whose values nobody can read
         super()._count()
 
 

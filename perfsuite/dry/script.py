@@ -213,7 +213,7 @@ class DryScript(DryRank):
             self.notes.append(f"claimed, not checked: {'; '.join(unchecked)}")
 
     def _check_names(self) -> None:
-        """After the same step as in a launch, check the loader and the phases that the case names.
+        """Check the loader and the phases that the case names, after step `TOLD_AFTER`, as a launch does.
 
         Ends the script if a name is wrong.
         """
@@ -276,8 +276,8 @@ def _explained(error: Exception) -> Exception:
         return type(error)(f"{error}{at}")
     if isinstance(error, EOFError | FileNotFoundError) and _skipped_savers:
         return DryRunError(
-            f"a dry run cannot load what it should have saved, because it writes no checkpoint: {said}{at}. "
-            f"{INSTEAD}"
+            "a dry run cannot load a checkpoint that the script saved before, because a dry run writes no "
+            f"checkpoints: {said}{at}. {INSTEAD}"
         )
     return PerfsuiteError(f"{said}{at}{without_launcher(error)}")
 

@@ -167,7 +167,7 @@ def _is_on_gpu(tensor: Any) -> bool:
 
 
 def _blocks(args: Any, kwargs: Any, given: list[Any], made: list[Any]) -> bool:
-    """Return whether a copy waits for the GPU, as `memcpy_and_sync` of torch does in both directions."""
+    """Return whether a copy from or to the GPU waits for the GPU, as `memcpy_and_sync` of torch does."""
     if kwargs.get("non_blocking", any(args[2:])):
         return False
     return bool(given and made) and _is_on_gpu(given[-1]) != _is_on_gpu(made[0])

@@ -87,8 +87,8 @@ class NoValues(TorchDispatchMode):
             return _answer(args[0])
         if func is aten.equal.default:
             return True
-        # This operator subtracts found_inf, which has the shape (1,), from a step counter. Only the kernel of
-        # a GPU accepts these shapes.
+        # This operator subtracts found_inf, which has the shape (1,), from a scalar step counter. Only the
+        # kernel of a GPU accepts these two shapes, so the operator is skipped.
         if func is aten._foreach_sub_.List:
             return None
         if func is aten._amp_foreach_non_finite_check_and_unscale_.default:
@@ -114,7 +114,7 @@ def _pinned(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 class WholeNumbersAreReal(NoValues):
-    """Keeps the values of integers on the CPU, because scripts draw samples and split batches with them.
+    """Lets integer tensors on the CPU keep their values: scripts draw samples and split batches with them.
 
     An operator is computed if all of its tensors are real integers. If one of the tensors is fake, so is the
     result. While data are loaded, operators on real floating-point tensors are computed as well. A few
@@ -140,7 +140,9 @@ class WholeNumbersAreReal(NoValues):
         """Run a collective, which does nothing, and update the numbers that it would have changed."""
         if _holds_fakes(args):
             out = super().__torch_dispatch__(func, types, args, kwargs)
-        else:  # a fake tensor for each real one would look like a leak of the script
+        else:
+            # The fake mode would create a fake tensor for each real one, and these would be counted as a leak
+            # of the script.
             with disable_current_modes():
                 out = func(*args, **kwargs or {})
         decisions.communicate(func, args)
@@ -449,7 +451,7 @@ def pretend_ranks() -> None:
     replace_everywhere(dist, "all_gather_object", all_gather_object)
     for name in COALESCED:
         _LIBRARY.impl(name, lambda *args, **kwargs: FakeWork().boxed(), "Meta")
-    # Let DTensor infer shapes with fake tensors in its own mode, so that these operators are not counted.
+    # Let DTensor infer shapes in its own fake mode, so that the operators of this inference are not counted.
     replace(*private.place("detect_fake_mode"), lambda *args: None)
     for owner, name in MESH_METHODS:
         wrap(owner, name, _with_values)

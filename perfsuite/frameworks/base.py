@@ -248,8 +248,8 @@ class Framework(FrameworkOptions):
 def framework_of(case: Case) -> Framework:
     """Return the framework that runs `case`.
 
-    Raises `CaseError` if the framework is not installed here or cannot run anything, and `ExtensionError` if
-    it is broken.
+    Raises `CaseError` if the framework is not installed here or is not derived from `Framework`, and
+    `ExtensionError` if it cannot be loaded.
     """
     framework = case.framework
     if isinstance(framework, MissingFramework):

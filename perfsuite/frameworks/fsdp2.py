@@ -136,7 +136,8 @@ def _no_sync(model: Any) -> Iterator[None]:
 def _parallelize_llama(model: Any, mesh: Any) -> None:
     """Split a transformers Llama over a 1-D mesh.
 
-    q, k and v get the same DTensor as input, so its gradient is reduced once instead of three times.
+    q, k and v share one DTensor as their input, so the gradient of this input is reduced once instead of
+    three times.
     """
     from torch.distributed.tensor import Replicate, parallel
 

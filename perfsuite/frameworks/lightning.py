@@ -117,8 +117,8 @@ class Lightning(Framework):
 
         def step() -> None:
             if scaler is not None:
-                # Fabric does not unscale the gradients of a fused optimizer. Without this call, each rank
-                # would see only the overflows in its own shard.
+                # Fabric does not unscale the gradients of a fused optimizer. This call also combines the
+                # overflows of all ranks. Without it, each rank would see only those in its own shard.
                 scaler.unscale_(optimizer.optimizer)
             optimizer.step()
             optimizer.zero_grad()

@@ -87,12 +87,13 @@ class Script(Framework):
     second AdamW whose `step` is called. None: the optimizer whose `step` is called first."""
     tokens: Literal["fixed", "vary"] = "fixed"
     """`fixed`: each step has as many tokens as the case says. This is checked in the second step. `vary`:
-    steps have different numbers of tokens. tokens/s are then computed with the case's number, and a note
-    gives the number of tokens in the second step."""
+    steps have different numbers of tokens. tokens/s are then computed from the tokens per step that the case
+    gives, and a note gives the number of tokens in the second step."""
     replicas: Literal["agree", "differ"] = "agree"
     """`agree`: parameters that are not sharded must be equal on all data-parallel ranks after the last step.
     `differ`: these parameters are not compared. Use `differ` if experts differ between ranks, or if replicas
-    are averaged only from time to time. With either value, at least one collective must run."""
+    are averaged only from time to time. With either value, a run with several data-parallel ranks is rejected
+    if no collective runs after the first step."""
 
     @field_validator("command", "arguments", mode="before")
     @classmethod
@@ -308,7 +309,10 @@ def _name(words: Sequence[str]) -> str:
 
 
 def _from_here(path: str | None) -> str | None:
-    """Make a path relative if it is in the current directory, because it is then the same in all clones."""
+    """Make a path relative if it is in the current directory.
+
+    A relative path is the same in all clones of a repository.
+    """
     if path is None:
         return None
     where = Path(path)

@@ -66,7 +66,10 @@ class Trainer(ByAccelerate):
         if self.fsdp_version == 1 and not self.fsdp:
             raise ValueError("fsdp_version=1 needs fsdp; give a strategy, for example fsdp='full_shard'")
         if self._degrees.given and (self.fsdp_version == 1 or not self.fsdp):
-            raise ValueError(f"{self._degrees}: degrees need FSDP2; give a strategy, fsdp='full_shard'")
+            raise ValueError(
+                f"{self._degrees}: sizes above 1 need FSDP2. Give fsdp_version=2 and a strategy, for example "
+                "fsdp='full_shard'"
+            )
         self._degrees.refuse_without_shards()
         if self.float8 is not None and self.fsdp_version == 1:
             raise ValueError(f"float8={self.float8!r} works with DDP and FSDP2, not with fsdp_version=1")
@@ -81,7 +84,10 @@ class Trainer(ByAccelerate):
         if reason:
             return reason
         if case.activation_checkpointing == "selective-op":
-            return "the Trainer recomputes whole blocks only: give none, full or every-N, not 'selective-op'"
+            return (
+                "the Trainer recomputes whole blocks only: give 'none', 'full' or 'every-N', "
+                "not 'selective-op'"
+            )
         if case.topology.world_size < 2:
             return "the Trainer does not wrap the model on 1 process: give at least 2"
         if "offload" in self.fsdp.split():
@@ -89,7 +95,10 @@ class Trainer(ByAccelerate):
             if reason is not None:
                 return reason
             if self.fsdp_version == 2:
-                return "the gradient norm of offloaded FSDP2 shards also needs gloo; use fsdp_version=1"
+                return (
+                    "with FSDP2, the gradient norm of offloaded shards needs gloo in addition to NCCL: give "
+                    "fsdp_version=1"
+                )
         if self._sharding is not None and self._sharding.startswith("hybrid_shard"):
             return sharding.hybrid_within_nodes_unsupported(self._sharding, case, machine)
         return self._degrees.unsupported(case, machine)
@@ -147,7 +156,7 @@ class Trainer(ByAccelerate):
         settings = {"gradient_norm": "computed in each step, not clipped", **degrees.patch()}
         settings |= degrees.observed(trainer.accelerator)
         # Set the float8 recipe here. The Trainer would create the same recipe, but would not emulate float8
-        # on a CPU, and would not turn off gathering in float8 for DDP.
+        # on a CPU. With DDP, it would leave the gathering of weights in float8 turned on.
         if self.float8 is not None:
             recipe = float8.accelerate_recipe(self.float8, ranks.device, gathered=self.fsdp != "")
             trainer.accelerator.ao_recipe_handler = recipe

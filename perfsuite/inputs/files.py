@@ -1,6 +1,6 @@
 """Read files of unknown origin safely: only regular files, and only up to a size limit.
 
-Of perfsuite, this module imports only `errors`.
+This module imports only `errors` from perfsuite.
 
 A FIFO or a device can be endless, so reading it could hang or fill the machine's memory. A pipe that a shell
 opened for this process (`<(command)`, `/dev/stdin`) is allowed, because it has a writer and an end.
@@ -96,7 +96,7 @@ def _check(path: Path, status: os.stat_result, most: int) -> None:
     if kind != stat.S_IFREG:
         raise FileError(
             f"cannot read {path}: it is {_KINDS.get(kind, 'not a regular file')}, but only regular files are "
-            "read. Copy its content into a file and name that file"
+            "read. Copy its content into a regular file, and give the path of that file"
         )
     if status.st_size > most:
         raise _too_large(path, _size(status.st_size), most)

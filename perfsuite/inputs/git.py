@@ -53,7 +53,8 @@ AS_COMMITTED = {"GIT_NO_REPLACE_OBJECTS": "1"}
 """Variables for every git command. Without them, commits that `git replace` has replaced in this clone would
 differ from those in other clones."""
 _OF_READING = {
-    "diff.submodule": "short",  # a submodule has its own configuration
+    # With "diff", git would run programs that a submodule's own configuration names.
+    "diff.submodule": "short",
     "log.showSignature": "false",  # True would run gpg.program
     "submodule.recurse": "false",
 }
@@ -103,8 +104,8 @@ def output(*arguments: str, cwd: Path, text: bytes = b"") -> bytes:
         message = done.stderr.decode(errors="backslashreplace").strip() or "failed"
         if replaced:
             message += (
-                f" (git ran without {', '.join(replaced)} of the repository, because such settings run "
-                "programs. To use them, set them with --global)"
+                f" (git ran without the repository's own settings {', '.join(replaced)}, because such "
+                "settings run programs. To use them, set them with --global)"
             )
         raise GitError(f"{name}: {message}")
     return done.stdout
@@ -148,7 +149,8 @@ def _command(cwd: Path) -> list[str]:
 def _replaced(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return the repository's settings that make git run a program, as (name, replacement).
 
-    If the user has also set a setting with this name, the user's value comes last, so that git uses it.
+    If the user has also set this setting, an entry with the user's value follows the replacement, and git
+    uses the last entry.
     """
     settings = [*_settings([*command, "config", "--null", "--list"], cwd, environment)]
     values = list[tuple[str, str]]()
@@ -274,7 +276,8 @@ def revision(directory: Path) -> Revision:
         is_inside = _top(here) is not None
         workspace = os.environ.get("GITHUB_WORKSPACE")
         if workspace and not is_inside and here.is_relative_to(Path(workspace).resolve()):
-            # If the image of a job has no git, GitHub's checkout has no .git.
+            # If git is missing in a job's container image, actions/checkout downloads the files without a
+            # `.git` directory.
             return Revision(os.environ.get("GITHUB_SHA"), False)
         return Revision(None, False, str(error) if is_inside else None)
     commit = next(line.split()[2] for line in lines if line.startswith("# branch.oid "))

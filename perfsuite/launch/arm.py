@@ -264,7 +264,8 @@ def _resolved(words: _Words, arm: Arm, root: Path, store: Path, installing: _Ins
             arm, installing = _with_lock_file(arm, words.lock, worktree, commit, store, installing)
         arm = _moved(arm, commit, worktree, _top(root))
         if not arm.is_installed:
-            # The releases to put over this environment can only be planned once the environment exists.
+            # Releases that take precedence over the lock file's packages can be planned only once the
+            # environment exists.
             return arm
     if words.releases or words.lists:
         wanted = Wanted(releases=tuple(words.releases), lists=tuple(words.lists), python=arm.python)
@@ -306,7 +307,7 @@ def _is_package(name: str) -> bool:
 
 
 def _is_list(word: str) -> bool:
-    """Return whether a word is an existing file of requirements or of uv."""
+    """Return whether a word is the path of an existing requirements file or lock file."""
     return word.endswith(LISTS) and Path(word).expanduser().is_file()
 
 
@@ -443,7 +444,7 @@ def _copies(python: str, top: Path) -> tuple[str, ...]:
     """Return the packages that were installed from directories of the repository without -e.
 
     Directories that git does not know, such as a clone of another project, do not belong to the commit.
-    perfsuite itself is left out, because its version is one of the facts about an arm.
+    perfsuite itself is left out, because the facts about an arm already include its version.
     """
     copies = []
     for name, origin in json.loads(ask(Arm(python=python), _ASK_ORIGINS)).items():

@@ -19,8 +19,8 @@ SMALL_BYTES = 10**7  # packages below this size are listed without their size
 NAMES_SHOWN = 8  # maximum number of packages to list, largest first
 HEAD_S = 10  # maximum number of seconds to wait until a server returns the size of a file
 UNPACKED = 3
-"""Estimated bytes on the disk for each byte of a wheel. They hold the wheel in pip's cache and its unpacked
-files."""
+"""Estimated bytes on the disk for each byte of a wheel. They include the wheel itself, which stays in pip's
+cache, and the unpacked files."""
 MIN_DRIVER = {11: 450, 12: 525, 13: 580}
 """The oldest major version of NVIDIA's driver that supports each major version of CUDA."""
 _RUNTIME = re.compile(r"nvidia-cuda-runtime(?:-cu(\d+))?")
@@ -125,7 +125,7 @@ def check_driver(plan: Plan | None, driver: str | None) -> None:
         return
     raise PackageError(
         f"this torch is built for CUDA {plan.cuda}, which needs NVIDIA driver {oldest} or later, but this "
-        f"machine has {driver}. Update the driver, or compare only the work of a step with --dry"
+        f"machine has {driver}. Update the driver, or use --dry, which compares only the work of a step"
     )
 
 

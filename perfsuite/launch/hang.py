@@ -1,10 +1,11 @@
 """Decide whether a job that takes no more steps hangs. Pure; imports nothing from perfsuite."""
 
 HANG_S = 120
-"""A job counts as hanging only after this many seconds without a step. A rank needs less time at its end: it
-waits up to `WAIT_S` for the other ranks, and then has `LEAVE_S` to exit (`perfsuite.worker.rank`)."""
-# The maximum time without a step, as a multiple of the job's longest step. Evaluations and checkpoints need
-# such pauses.
+"""A job counts as hanging only after this many seconds without a step. A rank that has finished training does
+not reach this limit: it waits up to `WAIT_S` for the other ranks, and then has `LEAVE_S` to exit
+(`perfsuite.worker.rank`)."""
+# The maximum time without a step, as a multiple of the job's longest step. An evaluation or a checkpoint can
+# take as long as many steps.
 LONGEST_STEPS = 20
 # The first steps do not predict later ones, because they load libraries and compile kernels.
 WARM_UP_STEPS = 2

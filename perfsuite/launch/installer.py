@@ -70,9 +70,9 @@ Each entry has the package's name, file, address and, if the release was yanked,
 
 Some versions of pip download everything in `pip install --dry-run` before they report the packages (23.2
 does, 26.3 does not), but the user must consent to a download first. The names in `pip._internal` were seen in
-23.2. If these names are missing, or if pip does not call the replaced method, `--report` has the same
-information, but old versions of pip download before they report. If an index has no separate metadata,
-`fast-deps` reads the dependencies of a wheel without downloading all of the wheel.
+23.2. If these names are missing, or if pip does not call the replaced method, perfsuite reads the packages
+from the file of `--report`, although some versions of pip download before they write it. If an index has no
+separate metadata, `fast-deps` reads the dependencies of a wheel without downloading all of the wheel.
 """
 
 

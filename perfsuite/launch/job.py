@@ -24,7 +24,7 @@ class Job:
 
     run_dir: RunDir
     case: Case
-    machine: Machine  #: The machine of each node.
+    machine: Machine  #: A description of the machine that applies to every node.
     python: str = sys.executable  #: The Python interpreter of the agents and ranks.
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of all processes of the job. They override those of the case and of perfsuite."""

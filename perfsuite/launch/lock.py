@@ -25,7 +25,10 @@ LONGEST = 4096  # maximum number of bytes to read from the file, because any use
 
 
 class MachineLock:
-    """The lock of this machine or, for nodes that no other session uses, the lock in `file`."""
+    """The lock of this machine, or the lock in `file`.
+
+    `file` is given if a scheduler has allocated the nodes to this job alone.
+    """
 
     def __init__(
         self,

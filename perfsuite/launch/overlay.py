@@ -1,4 +1,4 @@
-"""Put other packages over the packages of an environment, without changing the environment.
+"""Add packages that take precedence over those of an environment, without changing the environment.
 
 Most packages are installed into a directory that comes first on `PYTHONPATH`. This does not work for torch,
 because torch loads the libraries of CUDA from its own directory. If torch or one of these libraries changes,
@@ -186,7 +186,7 @@ def _resolved(
 
     pip ignores the requirements of packages that are already installed. If an installed package pins the
     version of a new package with `==`, as torchvision pins torch, the installed package is also requested.
-    Other installed packages are kept, because pip might try hundreds of their versions.
+    Other installed packages are not requested, because pip might then try hundreds of versions of them.
     """
     changes = _by_name(would_install(*words, python=below.python))
     pinned = [name for name in broken_by(changes, below, pins=True) if name not in {*named, "torch"}]
@@ -237,7 +237,7 @@ def _fits(requirement: Requirement, version: str) -> bool:
 def _requirements(
     distribution: importlib.metadata.Distribution, extras: Iterable[str]
 ) -> Iterator[Requirement]:
-    """Yield the requirements of a package on this machine, with the given extras."""
+    """Yield the requirements of a package that apply on this machine and with the given extras."""
     for text in distribution.requires or ():
         try:
             requirement = Requirement(text)

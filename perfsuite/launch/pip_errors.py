@@ -100,7 +100,7 @@ def missing(output: str) -> Missing | None:
 
 
 def _missing_despite_constraint(output: str) -> Missing | None:
-    """Return the version that pip does not find, if pip blames constraints that allow this version.
+    """Return the missing version if pip reports a conflict with constraints that in fact allow this version.
 
     If a package has a constraint, pip reports a conflict for every version that it does not find.
     """

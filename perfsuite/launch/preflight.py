@@ -28,15 +28,15 @@ from perfsuite.results.session_file import NodePreflight, Preflight
 
 TIMEOUT_S = 300.0  # seconds until the preflight is ended; torch loads slowly from a shared file system
 GPU_SHARE = 0.75
-"""Lowest healthy rate of the slowest GPU of a node, as a share of the best rate of another node. The speed of
-GPUs of the same model differs by up to 22% (arXiv 2208.11035)."""
+"""A node is slow if its slowest GPU has less than this share of the best rate among the other nodes. The
+speed of GPUs of the same model differs by up to 22% (arXiv 2208.11035)."""
 CPU_SHARE = 0.4
 """The share for nodes without GPUs. It is lower than `GPU_SHARE`, because other processes might be using the
-cores. In the worst of 10 preflights under a load of 8 on two cores, one of two equal nodes had 88% of the
-other's matmul rate and 50% of the other's copy rate."""
+cores. 10 preflights ran on two equal nodes, with a load of 8 on two cores. In the worst of them, a node had
+only 50% of the other node's copy rate, and 88% of the other node's matmul rate."""
 LINK_SHARE = 0.5
-"""Lowest healthy rate of all-reduces with a node, as a share of the best rate between two other nodes. This
-share is low, because paths differ in length."""
+"""A node's links are slow if its all-reduces with both neighbours have less than this share of the best rate
+of pairs without this node. This share is low, because paths differ in length."""
 JUDGED = {"matmul_tflops": "matmul {:.3g} TFLOP/s", "copy_gb_s": "copy {:.3g} GB/s"}
 """Rates on which a single node is judged -> their wording in a sentence."""
 

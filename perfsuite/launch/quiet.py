@@ -1,7 +1,7 @@
 """Detect other users of the machine between two launches, and wait until there are none.
 
-The limits are those of a healthy run in `analysis.health`. No job of perfsuite runs between launches, so any
-process that uses the machine belongs to someone else.
+Other users may use as much CPU time and GPU memory as `analysis.health` allows in a healthy run. No job of
+perfsuite runs between launches, so any process that uses the machine belongs to someone else.
 """
 
 import os
@@ -67,7 +67,7 @@ def others(before: Cores, after: Cores, own_pid: int) -> list[str]:
 
 
 def who(before: Cores, after: Cores, own_pid: int) -> str:
-    """Name the living processes that used most of the cores' time between two readings."""
+    """Name the living processes that used the largest shares of the cores' time between two readings."""
     total = after.total_s - before.total_s
     shares = [(seconds / total, pid) for (pid, _), seconds in _spent(before, after).items() if total > 0]
     most = sorted(process for process in shares if process[0] >= WORTH_NAMING and process[1] != own_pid)

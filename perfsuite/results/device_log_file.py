@@ -31,18 +31,20 @@ def read(path: Path) -> tuple[Entry, ...]:
     try:
         content = json.loads(gzip.decompress(path.read_bytes()))
     except FileNotFoundError:
-        raise FileError(f"{path} does not exist. Run the case dry again") from None
+        raise FileError(f"{path} does not exist. Repeat the dry run of the case") from None
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise FileError(f"{path}: cut short or damaged ({error}). Run the case dry again") from None
+        raise FileError(f"{path}: cut short or damaged ({error}). Repeat the dry run of the case") from None
     version = content.get("version") if isinstance(content, dict) else None
     if version != VERSION:
         raise FileError(
-            f"{path}: version {version!r}, but this perfsuite reads {VERSION}. Run the case dry again"
+            f"{path}: version {version!r}, but this perfsuite reads {VERSION}. Repeat the dry run of the case"
         )
     try:
         return tuple(map(_entry, content["entries"]))
     except (KeyError, TypeError, IndexError, ValueError) as error:
-        raise FileError(f"{path}: not the log of a dry run ({error!r}). Run the case dry again") from None
+        raise FileError(
+            f"{path}: not the log of a dry run ({error!r}). Repeat the dry run of the case"
+        ) from None
 
 
 def _entry(row: Any) -> Entry:

@@ -276,8 +276,8 @@ anything that a rank waits for, so it complements the speed but never replaces i
 CPU time is the work of the host, and is only shown.
 
 In a comparison with a baseline, the CPU time is not corrected with the probe, because the probe measures
-wall-clock seconds. A comparison of two arms estimates from its own launches how CPU time follows the
-probe."""
+wall-clock seconds. A comparison of two arms estimates from its own launches how the CPU time depends on
+the probe's seconds, and can therefore correct it."""
 TOKENS_PER_S_PER_DEVICE = Metric(
     "tokens_per_s_per_device", "tokens/s per device", "tokens/s", "higher", "shown", heading="per device"
 )
@@ -311,7 +311,7 @@ class Recorded(NamedTuple):
     """The installed metrics of other packages."""
 
     metrics: tuple[Metric, ...]  # sorted by name. Every launch records all of them
-    problems: tuple[str, ...]  # a message for each metric that cannot be used, because of its package
+    problems: tuple[str, ...]  # for each metric that cannot be used, a message that says why
 
 
 def recorded() -> Recorded:

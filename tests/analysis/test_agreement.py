@@ -239,11 +239,11 @@ def test_notes_an_input_that_changes_later() -> None:
     ranks = [make_report(0), make_report(1, counts=counts)]
     assert agreement.input_notes(ranks, case_of()) == (
         f"tokens/s counts {ranks[0].tokens_per_step} tokens in every step, but the input of step 24 is "
-        "1 x int64[2, 32] instead of 1 x int64[2, 64] (step 4). If the number of tokens varies, give "
-        "Script(tokens='vary')",
+        "1 x int64[2, 32] instead of 1 x int64[2, 64], the input of step 4. If the number of tokens varies, "
+        "give Script(tokens='vary')",
     )
     (note,) = agreement.input_notes(ranks, make_case())
-    assert note.endswith("(step 4)"), "other frameworks have no such option"
+    assert note.endswith("the input of step 4"), "other frameworks have no such option"
     assert agreement.input_notes(ranks, case_of(tokens="vary")) == ()
     assert agreement.input_notes([make_report(0, counts=counts.replace(spans={}))], case_of()) == ()
 
@@ -253,8 +253,8 @@ def test_notes_samples_the_case_does_not_claim(tmp_path: Path, samples: int | No
     """This is only a note, because the first dimension of a model's input need not be its samples."""
     said = (
         "samples/s counts 256 samples a step (micro_batch x gradient_accumulation on 2 data-parallel ranks). "
-        "In the second step, the first dimension of the model's inputs added up to 128. Correct the case if "
-        "this is the number of samples"
+        "In the second step, the first dimension of the model's inputs added up to 128. If this sum is "
+        "the number of samples, correct the case"
     )
     run = run_of(IMAGES, tmp_path, reports(*[evidence_of(11, samples=samples)] * 2))
     assert (run.failure, run.notes) == (None, (said,) if is_noted else ())

@@ -49,8 +49,8 @@ def test_pretends_nominal_memory_if_nothing_else_is_known() -> None:
 def test_pretends_a_cpu_without_a_compiler() -> None:
     machine, instead = pretended(make_case(hardware="h100"))
     assert machine.device == "cpu"
-    lost = "so kernels are those of a CPU, and memory and speed are not predicted"
-    assert instead == f"a CPU is simulated instead of a GPU, {lost}: {NO_COMPILER}"
+    lost = "Kernels are therefore those of a CPU, and neither memory nor speed is predicted"
+    assert instead == f"a CPU is simulated instead of a GPU, because {NO_COMPILER}. {lost}"
     assert pretended(make_case(hardware="h100"), "cpu")[1] is None
     with pytest.raises(DryRunError, match=r"--device cuda: there is no C\+\+ compiler.*Or give --device cpu"):
         pretended(make_case(hardware="h100"), "cuda")

@@ -78,7 +78,9 @@ OFFLOAD = "{} copies from pinned memory to a GPU, but this machine has none"
 ONE = "with 1 process, accelerate uses no DDP, and FSDP1 shards nothing: give at least 2"
 WHOLE: dict[str, Any] = {"activation_checkpointing": "full"}
 SELECTIVE: dict[str, Any] = {"activation_checkpointing": "selective-op"}
-TRAINER_BLOCKS = "the Trainer recomputes whole blocks only: give none, full or every-N, not 'selective-op'"
+TRAINER_BLOCKS = (
+    "the Trainer recomputes whole blocks only: give 'none', 'full' or 'every-N', not 'selective-op'"
+)
 FABRIC_BLOCKS = "Fabric's FSDPStrategy recomputes whole blocks only: ..."
 PACKED = "bf16-mixed casts sharded weights, but packed 4bit weights cannot be cast..."
 OTHER_LAYERS = "float8='tensorwise': transformers' tensor parallelism (tp_size) cannot split torchao's layers"
@@ -124,7 +126,7 @@ UNSEEN = "{} cannot be observed in net, because only its name is known"
         split("tensor_parallel=2 must divide the 1 key-value heads of x", kv_heads=1),
         split("tensor_parallel=2 must divide the 49 MLP columns of x", mlp=49),
         split("tensor_parallel=2 must divide the 65 tokens in the vocabulary of x", vocab=65),
-        split("tensor_parallel trains differently if blocks are compiled: ...", compile=True),
+        split("with tensor_parallel and compiled blocks, the loss differs ...", compile=True),
         split("tensor_parallel cannot split lora adapters", lora=ADAPTERS),
         row(TENSORS.replace(shard_group=2), "tensor_parallel=2 cannot be combined with shard_group ..."),
         row(TENSORS.replace(float8="rowwise"), "tensor_parallel=2 cannot be combined with float8"),
@@ -162,7 +164,7 @@ UNSEEN = "{} cannot be observed in net, because only its name is known"
         row(Trainer(), TRAINER_BLOCKS, **SELECTIVE),
         row(Trainer(), "the Trainer does not wrap the model on 1 process: give at least 2", ranks=1),
         row(OFFLOADED, OFFLOAD.format("offload")),
-        row(OFFLOADED, "the gradient norm of offloaded FSDP2 shards ...; use fsdp_version=1", H100),
+        row(OFFLOADED, "with FSDP2, the gradient norm of offloaded shards ...: give fsdp_version=1", H100),
         row(OFFLOADED.replace(fsdp_version=1), None, H100),
         # Lightning Fabric
         row(FABRIC, None),
@@ -201,7 +203,7 @@ def test_refuses_an_impossible_case_beforehand(case: Case, machine: Machine, why
 
 WORDS = "full_shard, shard_grad_op, no_shard, hybrid_shard, hybrid_shard_zero2"
 WORD_BY_WORD = 'give separate words, such as ("torchrun", "train.py"); shlex.split makes them'
-NO_DEGREES = "degrees need FSDP2; give a strategy"
+NO_DEGREES = "sizes above 1 need FSDP2. Give fsdp_version=2 and a strategy"
 OF_FSDP1 = "with strategy 'fsdp1', which allows sharding_strategy, backward_prefetch, cpu_offload"
 DEGREES: list[tuple[dict[str, Any], str]] = [
     ({"tp_size": 2}, "dp_shard_size=1 leaves FSDP2 nothing to shard (dp_replicate_size=1, dp_shard_size=1"),

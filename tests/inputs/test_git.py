@@ -323,7 +323,7 @@ def test_a_filter_of_the_user_shows_changed_files(
 
 def test_error_names_the_unused_settings(repo: Path) -> None:
     plain("config", "diff.external", "evil", cwd=repo)
-    with pytest.raises(GitError, match=r"\(git ran without diff.external of the repository, because"):
+    with pytest.raises(GitError, match=r"the repository's own settings diff.external, because such"):
         perfsuite_git("show", "nowhere", cwd=repo)
 
 

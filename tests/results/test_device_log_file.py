@@ -66,7 +66,7 @@ def test_a_log_that_is_cut_short_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log.json.gz"
     device_log_file.write(path, ENTRIES)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(FileError, match=r"log\.json\.gz: cut short or damaged .*Run the case dry again"):
+    with pytest.raises(FileError, match=r"log\.json\.gz: cut short or damaged .*Repeat the dry run"):
         device_log_file.read(path)
 
 
@@ -89,7 +89,7 @@ def test_other_files_are_refused(tmp_path: Path, content: object, message: str) 
 
 
 def test_a_missing_log_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match=r"does not exist\. Run the case dry again"):
+    with pytest.raises(FileError, match=r"does not exist\. Repeat the dry run of the case"):
         device_log_file.read(tmp_path / "log.json.gz")
     with pytest.raises(FileError, match="cannot write"):
         device_log_file.write(tmp_path / "no" / "log.json.gz", ENTRIES)

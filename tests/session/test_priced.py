@@ -302,7 +302,7 @@ def test_without_a_log_the_naive_time_is_given(tmp_path: Path) -> None:
     assert found.cost is not None
     assert found.cost.most_s == pytest.approx(2 * GIB / 300e9)
     assert "; sending these bytes takes 7.2 ms, but it is unknown how long " in found.in_words()
-    assert "does not exist. Run the case dry again" in found.in_words()
+    assert "does not exist. Repeat the dry run of the case" in found.in_words()
 
 
 def test_launches_get_the_time_of_the_bytes_alone() -> None:
@@ -526,7 +526,7 @@ def test_a_host_read_without_a_log_says_what_is_missing(tmp_path: Path) -> None:
     directories = [RunDir(tmp_path / "a"), RunDir(tmp_path / "b")]
     (read,) = priced_findings(arms, directories, changed_calls("host reads", 0, 1))
     assert "; it is unknown how long the step waits for this work: " in read.in_words()
-    assert "does not exist. Run the case dry again" in read.in_words()
+    assert "does not exist. Repeat the dry run of the case" in read.in_words()
 
 
 def test_kernels_of_a_cpu_have_no_price(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ SLOW_HOST = 4.0
 """The host can set the pace of a step if the step takes longer with a host that needs this many times the
 assumed time. A core of another server can be half as fast as the assumed core. In addition, the log shows
 only a part of the host's time."""
-# A step "takes longer" in the docstring of `SLOW_HOST` if its time exceeds the other time by more than this
-# factor, the exponential of 1.645 times `SPREAD`. 95% of the prediction's usual errors are below it.
+# In the docstring of `SLOW_HOST`, a step "takes longer" if its time is more than this factor times its time
+# with the assumed host. The factor is exp(1.645 * SPREAD): 95% of the prediction's usual errors are below it.
 LONGER = 1.05
 Z_95 = 1.645  # quantile of the normal distribution: 9 of 10 values are between -1.645 and 1.645
 HOSTS = tuple(2 ** (eighth / 8) for eighth in range(-16, 25))
@@ -104,7 +104,9 @@ class _Fit(NamedTuple):
     host: float  # the host's time relative to that of the GPU
     factors: dict[_Group, float]  # of the GPU
     squares: dict[_Group, float]  # sum of the squared errors
-    excess: float  # sum of the squared errors of cases and host, each relative to its usual size
+    # Sum of the squared errors of the cases, each divided by its group's spread, plus the square of
+    # log(host) / USUAL_HOST.
+    excess: float
 
     @classmethod
     def of(cls, groups: Mapping[_Group, Sequence[MeasuredCase]], host: float) -> _Fit:

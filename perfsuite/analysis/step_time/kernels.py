@@ -26,16 +26,16 @@ speed.
 
 With these tiles and the constants below, the predicted times of 183 products have a median error of 1.4%.
 SimuMax measured these products on an A100 (configs/system/a100_pcie.json)."""
-SPLITS = (1, 2, 3, 4, 6, 8)  # numbers of parts into which the sum of a product can be split
+SPLITS = (1, 2, 3, 4, 6, 8)  # numbers of parts into which the inner dimension of a product can be split
 SHORTEST_SPLIT = 512
 SPLIT_SPEED = 0.93  # relative speed of a product whose parts must be added
-RAMP = 128  # length of a sum that takes as long as beginning and ending a tile
+RAMP = 128  # beginning and ending a tile takes as long as this many elements of the inner dimension
 TRANSPOSED_SPEED = 0.95  # for a product whose first operand is transposed, as in gradients of weights
 
 SMALL_HEAD = 64
 SMALL_HEAD_SPEED = 0.8  # relative speed of attention with heads of 64 instead of 128
 SHORT_SEQUENCE = 512  # length at which attention reaches about half of its speed
-LONG_SEQUENCE = 8192  # length for which the accelerators' shares of the peak are given
+LONG_SEQUENCE = 8192  # length at which attention reaches the shares of the peak in accelerators.json
 UNFUSED_SPEED = 0.5  # relative speed of attention in fp32 or with the memory-efficient kernel
 ATTENTION_KERNELS = 3
 FP32_ON_TENSOR_CORES = 1 / 6
@@ -95,7 +95,7 @@ class Device(NamedTuple):
 
     @classmethod
     def of(cls, name: str, product: Accelerator | None) -> Device:
-        """Return the speeds of a product. Raises `PredictionError` if some are unknown."""
+        """Return the speeds of an accelerator. Raises `PredictionError` if some are unknown."""
         if product is None or product.speed is None or not product.peak_16bit or not product.peak_fp32:
             raise PredictionError(
                 f"the times of kernels on {name} are unknown (accelerators.json has no speeds of it)"

@@ -75,7 +75,7 @@ def collective_s(call: Communicate, links: Links) -> float:
     here = ranks_on_one_machine(call.apart, links.devices)
     sent = _sent(call)
     rate = min(links.inside, links.between * here)
-    if call.kind == "all_to_all":  # nothing is passed on within a machine
+    if call.kind == "all_to_all":  # each device sends its own data over its own share of the network
         sent = call.bytes * (ranks - here) / ranks
         rate = links.between
     elif call.kind in ("send", "recv"):

@@ -45,7 +45,8 @@ class Replays:
         self.step = step
         self._durations: dict[tuple[Device, Links], Durations] = {}
         self._periods: dict[MachineSpeeds, float] = {}
-        # Without communication, the bytes of collectives do not matter.
+        # Replays without communication do not depend on the bytes of collectives, so `same_calls` can share
+        # its results.
         self._silent: dict[tuple[Device, HostTimes | None], float] = (
             {} if same_calls is None else same_calls._silent
         )

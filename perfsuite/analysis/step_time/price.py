@@ -82,7 +82,10 @@ def price_of_calls(replays: Replays, group: Group, fewer: int, machine: MachineS
     step = replays.step
     calls = [index for index, entry in enumerate(step) if group.has(entry)]
     if not 0 < fewer < len(calls):
-        raise PredictionError(f"the dry run's log has {len(calls)} calls, but the other side makes {fewer}")
+        raise PredictionError(
+            f"the other side of the comparison makes {fewer} calls, but must make at least 1 and fewer than "
+            f"the {len(calls)} calls in the dry run's log"
+        )
     bounds = [len(calls) * number // fewer for number in range(fewer + 1)]
     merged = [calls[begin:end] for begin, end in pairwise(bounds)]
     others = [_with_merged(step, merged, place) for place in (0, -1)]
@@ -90,7 +93,10 @@ def price_of_calls(replays: Replays, group: Group, fewer: int, machine: MachineS
 
 
 def _difference(replays: Replays, others: Sequence[Sequence[Entry]], machine: MachineSpeeds) -> Price:
-    """Return how much longer a step takes than the other steps, on each machine of the range."""
+    """Return how much longer a step takes than the other steps.
+
+    The range covers all of the other steps, on all machines of `_machines`.
+    """
     replays_of_others = [Replays(other) for other in others]
     costs = [
         replays.total_s(its) - other.total_s(its) for its in _machines(machine) for other in replays_of_others
@@ -172,7 +178,7 @@ def kernels_alone_s(
 def _without_extra(
     step: Sequence[Entry], other: Sequence[Entry], phases: Collection[Phase], *, with_flops: bool
 ) -> tuple[list[Entry], list[Entry]]:
-    """Return the step without its extra kernels, and these kernels.
+    """Return two lists: the step without its extra kernels, and the extra kernels.
 
     A kernel of these phases is extra if the other step lacks it, or has it fewer times. Streams are ignored.
     """

@@ -29,15 +29,15 @@ from perfsuite.results.device_log import (
 
 REPEATS = 3  # times that the step is replayed: the first ones fill the queues, and the last one is timed
 ON_STREAMS = (Kernel, Communicate, CollectiveWait, RecordEvent, StreamWait, HostWait)
-"""Entries that are replayed on the clocks of streams, links or the host."""
-CUT_SHORT = "the log of the dry run was cut short: {}. Run the case dry again"
+"""Entries that `_Clock` replays. All other entries only take time on the host."""
+CUT_SHORT = "the log of the dry run was cut short: {}. Repeat the dry run of the case"
 
 
 class HostTimes(NamedTuple):
     """Seconds that the host takes for each kind of work, on the machine of docs/evidence/one-h100.md.
 
-    `event_s` was chosen so that the prediction matches FSDP2's step on that page. It includes the Python code
-    of the hook around the event. The other constants were fixed beforehand.
+    `event_s` was chosen so that the prediction matches FSDP2's step on that page. `event_s` includes the time
+    of the Python code in the hook around the event. The other constants were fixed beforehand.
     """
 
     forward_s: float = 7e-6  # for an operator
@@ -131,7 +131,9 @@ def reported_step(entries: Sequence[Entry]) -> Sequence[Entry]:
         if isinstance(entry, CollectiveWait) and entry.number not in begun:
             raise PredictionError(CUT_SHORT.format(f"collective {entry.number} is awaited but not begun"))
     if not any(isinstance(entry, Kernel) for entry in step):
-        raise PredictionError("the log of the dry run has no kernels. Run the case dry again, as if on a GPU")
+        raise PredictionError(
+            "the log of the dry run has no kernels. Repeat the dry run of the case with a simulated GPU"
+        )
     return step
 
 

@@ -91,8 +91,9 @@ def short_names(layers: Sequence[Layer]) -> list[str]:
 def fits(lora: LoRA, layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> bool:
     """Return whether the adapters match `lora`.
 
-    They also match if only some of the layers with the same name have an adapter. Use this function if a
-    case gives only the name of its model, because it is then unknown which layers the model has.
+    They also match if only some of the layers that share a short name, such as `q_proj`, have an adapter.
+    Use this function if a case gives only the name of its model, because it is then unknown which layers the
+    model has.
     """
     with_adapter = adapted(layers)
     asked = chosen(lora, layers, blocks)

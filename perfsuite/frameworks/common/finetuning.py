@@ -126,8 +126,9 @@ def expected(
 ) -> dict[str, str | None]:
     """Return the values that `observed` must return for a model with these blocks. None allows any value.
 
-    `lora_observed` is the observed value of `lora`. If the adapters are not from peft, at most their rank is
-    known. If the case gives only the name of the model, the number of adapters is unknown.
+    `lora_observed` is the observed value of `lora`. If the adapters are not from peft, only their rank can
+    be known, and sometimes not even the rank. If the case gives only the name of the model, the number of
+    adapters is unknown.
     """
     if case.lora is None:
         return {}

@@ -130,10 +130,10 @@ def _kind(thing: Any) -> str:
 def flops_in_float8(modules: Iterable[Any]) -> float | None:
     """Return the FLOPs per token in torchao's linear layers. None if some of them are unknown.
 
-    The FLOPs are unknown if a layer only emulates float8, or if a module with low precision belongs to
-    another class. A layer has three matmuls: for its output, for the gradient of its input and for the
-    gradient of its weight. Each has 2 FLOPs per weight. If a recipe computes the gradient of the weight in
-    more than 8 bits, this matmul is not counted.
+    The FLOPs are unknown if a layer only emulates float8, or if a module with low precision is not one of
+    torchao's linear layers. A layer has three matmuls: for its output, for the gradient of its input and for
+    the gradient of its weight. Each has 2 FLOPs per weight. If a recipe computes the gradient of the weight
+    in more than 8 bits, this matmul is not counted.
     """
     flops = 0.0
     for module in modules:

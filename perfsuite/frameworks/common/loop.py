@@ -37,9 +37,9 @@ def training(
 ) -> Workload:
     """Return a workload that trains a wrapped model on synthetic data. Losses stay on the device.
 
-    `backward` takes the mean loss of a micro-batch. It divides this loss by the number of micro-batches, adds
-    the gradients, and returns the divided loss. Forward and backward run inside the context manager
-    `sync(is_last)`, which can keep ranks from reducing gradients before the last micro-batch. `step`
+    `backward` takes the mean loss of a micro-batch. It divides this loss by the number of micro-batches,
+    accumulates the gradients, and returns the divided loss. Forward and backward run inside the context
+    manager `sync(is_last)`, which can keep ranks from reducing gradients before the last micro-batch. `step`
     updates the parameters and clears the gradients. `scaler` is the gradient scaler, which must not skip a
     step. `autocast` is the dtype of torch's autocast, or None to leave autocast off. `inputs` returns a
     context manager that prepares the model's inputs from a batch. Forward and backward also run inside this

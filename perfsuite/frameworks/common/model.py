@@ -26,7 +26,7 @@ _NOT_OF_THE_MODEL = frozenset(  # keys of a `config.json` that do not change the
     "architectures auto_map _name_or_path torch_dtype dtype transformers_version use_cache".split()  # noqa: SIM905
 )
 _ROPE = frozenset({"rope_theta", "rope_scaling", "partial_rotary_factor"})
-"""Keys of older files, which transformers 5 converts to `rope_parameters`."""
+"""Keys of older `config.json` files. transformers 5 converts these keys to `rope_parameters`."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -181,7 +181,8 @@ def _markov_chain(case: Case, data_rank: int) -> Tensor:
     chain = torch.Generator().manual_seed(0)
     successor = torch.randperm(size, generator=chain)
     shape = (DISTINCT_BATCHES * case.micro_batch, case.sample_length)
-    # Each array has its own generator, so that the first sequences are the same for every micro-batch size.
+    # `random` and `follow` have separate generators, so that the first sequences are the same for every
+    # micro-batch size. With a shared generator, `follow` would depend on the size of `random`.
     seed = 1_000_003 * (case.seed + 1) + 2 * data_rank
     random = torch.randint(size, shape, generator=torch.Generator().manual_seed(seed))
     follow = torch.rand(shape, generator=torch.Generator().manual_seed(seed + 1)) < 0.9

@@ -33,7 +33,10 @@ Size = Annotated[int, Field(ge=1, strict=True)]
 
 
 class Degrees(Data):
-    """The sizes of the mesh axes, outermost first. If all sizes are 1, all ranks shard the model."""
+    """The sizes of the mesh axes, outermost first.
+
+    If all sizes are 1, the case does not choose a mesh, and all ranks together shard one replica.
+    """
 
     dp_replicate_size: Size  # number of groups of ranks. Each group holds one replica, sharded over its ranks
     dp_shard_size: Size  # number of ranks that shard a replica
@@ -141,7 +144,8 @@ class Degrees(Data):
             if (dist.get_rank() // self.tp_size + 1) % self.cp_size == 0:
                 return find(positions)
             sequence = (positions.diff(dim=-1, prepend=positions[:, :1] - 1) != 1).cumsum(-1)
-            bool((sequence[:, -1] == 0).all())  # the host waits for this value
+            # As in transformers, the host waits for this value, although it is not used here.
+            bool((sequence[:, -1] == 0).all())
             return sequence
 
         return packed

@@ -89,7 +89,7 @@ def _as_rebuilt(assign: Any, limits: Any, parameters: Any, at_first: Any, sparse
 def _reversed(as_rebuilt: Any, *args: Any) -> Any:
     """Return lists of rebuilt buckets in reverse order.
 
-    `DistributedDataParallel.__init__` then reverses this order.
+    `DistributedDataParallel.__init__` reverses the lists again, so the reducer gets the right order.
     """
     in_order, sizes = as_rebuilt(*args)
     return in_order[::-1], sizes[::-1]

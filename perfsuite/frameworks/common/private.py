@@ -35,8 +35,8 @@ Kind = Literal["object", "reader", "attribute"]
 """What an importer gets.
 
 `object`: the object itself. `reader`: a fast function that reads the attribute from any object that has it.
-`Name.path` then leads to the attribute on only one of these objects, or on their class, to check that the
-attribute exists. `attribute`: an `Attribute`, which looks up the attribute only when it is called with an
+In `Name.path`, the object or class before the attribute is only an example, on which perfsuite checks that
+the attribute exists. `attribute`: an `Attribute`, which looks up the attribute only when it is called with an
 object. This kind also works for attributes that are not in a class, but that the class's `__init__` sets on
 each instance.
 """
@@ -143,7 +143,8 @@ _NO_PIPELINE = "torchtitan's pipelines cannot be run dry (launch them for real)"
 _NO_FAULT = "selftest cannot inject this fault"
 
 NAMES: Mapping[str, Name] = {
-    # Counting the work of a step. `perfsuite.worker.rank` turns an error into a note.
+    # Counting the work of a step. If one of these names is missing, `perfsuite.worker.rank` turns the error
+    # into a note.
     **_table(
         "object",
         _TORCH,
@@ -254,7 +255,7 @@ NAMES: Mapping[str, Name] = {
     **_table(
         "object",
         _TORCH,
-        "collectives in other threads and in events are unknown",
+        "collectives in other threads and in perfsuite's events, such as checkpoints, are unknown",
         {
             "process_groups": "torch.distributed.distributed_c10d:_world",
             "sequence_number": "torch.distributed:ProcessGroup._get_sequence_number_for_group",

@@ -15,7 +15,10 @@ Prefetch = Literal["BACKWARD_PRE", "BACKWARD_POST", "none"]
 def dry_plan(
     *, ranks_differ: bool = False, offloads: bool = False, builds_whole: bool = True, built_over: int = 1
 ) -> DryPlan:
-    """Return the plan for a dry run of torch's DDP or FSDP, whichever library applies them."""
+    """Return the plan for a dry run of torch's DDP or FSDP.
+
+    The plan does not depend on the library that applies DDP or FSDP.
+    """
     pinned = "offloading keeps shards in pinned host memory, which is not simulated"
     return DryPlan(
         impossible=pinned if offloads else None,
@@ -93,7 +96,10 @@ def offload_unsupported(option: str, machine: Machine) -> str | None:
 def sharded_quantization_unsupported(case: Case) -> str | None:
     """Return why the case's quantised weights cannot be sharded, or None."""
     if case.quantization == "8bit":
-        return "8bit weights cannot be sharded, because scales are not in the parameter. Use '4bit' or DDP"
+        return (
+            "8bit weights cannot be sharded, because the tensor of a weight does not contain the weight's "
+            "scales. Use '4bit' or DDP"
+        )
     if case.quantization == "4bit" and "mixed" in case.precision:
         return f"{case.precision} casts sharded weights, but packed 4bit weights cannot be cast. Give 'bf16'"
     return None
@@ -109,7 +115,7 @@ def tensor_parallel_unsupported(case: Case, option: str, ranks: int) -> str | No
     # With torch 2.13 and compiled blocks, the loss of the second step differs by 0.2% from the loss with DDP.
     # Without compilation, the two losses are the same.
     if case.compile:
-        return f"{option} trains differently if blocks are compiled: leave compile off"
+        return f"with {option} and compiled blocks, the loss differs from that with DDP: leave compile off"
     if case.lora is not None:
         return f"{option} cannot split lora adapters"
     model_type = config.get("model_type")

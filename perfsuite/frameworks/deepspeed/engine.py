@@ -1,7 +1,7 @@
 """Facts that ranks need about DeepSpeed. A step of DeepSpeed's engine is a training step.
 
-The steps of torch's optimizer cannot be counted instead. In one training step, ZeRO steps this optimizer
-several times, each time for a flat partition of the parameters.
+To count training steps, perfsuite counts the steps of this engine, and not those of torch's optimizer. In one
+training step, ZeRO steps torch's optimizer several times, each time for a flat partition of the parameters.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ class ZeroEngine(Engine):
         return None if norm is None else float(norm)
 
     def loss_scale(self, engine: Any) -> float | None:
-        """Return the scale of DeepSpeed's own loss scaler, which is 1 without fp16. None if there is none."""
+        """Return the scale of DeepSpeed's own loss scaler, which is 1 without fp16.
+
+        Returns None if the optimizer has no loss scaler.
+        """
         scale = getattr(engine.optimizer, "loss_scale", None)
         return None if scale is None else float(scale)
 

@@ -96,9 +96,9 @@ class Nanotron(Framework):
     def plan(self, case: Case) -> LaunchPlan:
         """Return the plan.
 
-        Ranks connect lazily, because nanotron does not batch its sends. nanotron's own launcher also lets
-        ranks connect lazily. Overlapped tensor-parallel communication needs a single hardware queue to the
-        GPU.
+        Ranks connect lazily, as with nanotron's own launcher. nanotron does not batch its sends. If ranks
+        connected eagerly, torch would serialise such sends with all other communication of the group.
+        Overlapped tensor-parallel communication needs a single hardware queue to the GPU.
         """
         is_overlapped = self.tp_linear_async_communication
         if self.config is not None:

@@ -44,7 +44,10 @@ Config = dict[str, Any]
 
 
 def from_case(case: Case, options: Mapping[str, Any], *, files: Path, fused_adam: bool) -> Config:
-    """Return the configuration of a case with `Nanotron`'s options. It uses AdamW and saves nothing."""
+    """Return the configuration of a case with `Nanotron`'s options.
+
+    With this configuration, nanotron trains with AdamW and saves no checkpoint.
+    """
     return {
         "general": {"project": "perfsuite", "run": case.id, "seed": case.seed, "ignore_sanity_checks": True},
         "parallelism": {name: options[name] for name in PARALLELISM},
@@ -173,7 +176,10 @@ def size_problems(config: Config, case: Case) -> Iterator[str]:
             f"not {case.gradient_accumulation}"
         )
     if get(config, "optimizer.accumulate_grad_in_fp32") and case.precision == "fp32":
-        yield "accumulate_grad_in_fp32 needs precision 'bf16': for 'fp32', nanotron keeps no second copy"
+        yield (
+            "accumulate_grad_in_fp32 needs precision 'bf16': nanotron keeps no fp32 copy of parameters that "
+            "are already in fp32"
+        )
 
 
 def layout_text(dp: int, tp: int, pp: int) -> str:
@@ -246,7 +252,10 @@ def _fits(value: object, annotation: str) -> bool:
 
 
 def _kind_of(annotation: str) -> str:
-    """Return the name of the dataclass in an annotation, or "". For a union of models, return Llama's."""
+    """Return the name of the dataclass in an annotation, or "".
+
+    If the annotation is the union of all model configurations, return the name of Llama's dataclass.
+    """
     if annotation == "NanotronConfigs":
         return "LlamaConfig"
     name = annotation.removeprefix("Optional[").removesuffix("]")

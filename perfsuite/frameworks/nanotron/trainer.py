@@ -53,7 +53,7 @@ def resumed(case: Case, config: Config, ranks: Ranks) -> tuple[Any, Iterator[dic
 
 
 def _new_trainer(config: Config | str, ranks: Ranks, name: str = "nanotron.yaml") -> Any:
-    """Write a configuration to the directory of the launch, and return its trainer.
+    """Write a configuration to the directory of the launch, and return a trainer with this configuration.
 
     All ranks write the same file.
     """

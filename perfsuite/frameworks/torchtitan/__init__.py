@@ -107,8 +107,9 @@ class TorchTitan(Framework):
         if machine.device == "cpu" and any(map(SPLIT_CONTEXT.fullmatch, self.overrides)):
             return "torchtitan's context parallelism needs a GPU. Run the case dry, with a simulated GPU"
         if self.config is not None:
-            # The ranks check everything else. The driver cannot, because torchtitan imports torch.
-            # torchtitan itself reports a missing torchao, but not a version that is too old.
+            # The ranks check everything else, because these checks import torchtitan and therefore torch,
+            # which the driver must not import. torchtitan itself reports a missing torchao, but not a version
+            # that is too old.
             has_torchao = importlib.util.find_spec("torchao") is not None
             return base.missing_package("torchao") if has_torchao else None
         ranks = case.topology.world_size
@@ -168,7 +169,8 @@ class TorchTitan(Framework):
     def load(self, case: Case, device: Any) -> None:
         from perfsuite.frameworks.torchtitan import compat
 
-        # An arm can have a different version of torch from the one that `unsupported` has checked.
+        # In a comparison of two environments, an environment can have a different version of torch from the
+        # one that `unsupported` has checked.
         too_old = why_torch_is_too_old()
         if too_old is not None:
             raise MismatchError(too_old)
@@ -187,7 +189,7 @@ class TorchTitan(Framework):
 
         def run(steps: int) -> list[Any]:
             try:
-                trainer.train()  # raises an exception if a profile ends the training
+                trainer.train()  # raises `ProfileTaken` when all steps of a profile have been recorded
                 return trainer.losses()
             finally:
                 # Close the trainer, to release its CUDA graphs. Destroying the process group would otherwise

@@ -33,7 +33,7 @@ REPLACED_ON_CPU = "; attention by SDPA, without windows and sinks; the fused opt
 _IMAGES = "torchtitan.hf_datasets.multimodal.utils"
 NEED = {  # package -> modules of torchtitan that import the package, but that no case uses
     "triton": ("torchtitan.distributed.minimal_async_ep.kernels",),
-    "torchvision": (f"{_IMAGES}.image", f"{_IMAGES}.video"),  # Kimi's text models import them as well
+    "torchvision": (f"{_IMAGES}.image", f"{_IMAGES}.video"),  # imported even for Kimi's text models
 }
 _CPU = SimpleNamespace(  # a device module for torchtitan, with one device and no memory statistics
     **dict.fromkeys(("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats"), nothing),

@@ -64,13 +64,19 @@ def _one_kernel(
 
 
 def _each_time(schedule: Any, stages: Any, *args: Any) -> None:
-    """Make stages always exchange shapes, because the one stage of a dry run cannot vote on this."""
+    """Make stages always exchange shapes.
+
+    Otherwise all stages would vote on whether to exchange them, but a dry run has only one stage.
+    """
     for stage in stages:
         setattr(stage, inference_mode.name, private.InferenceMode.DYNAMIC)
 
 
 def _knows_positions(infer: Any) -> Any:
-    """Wrap `infer` so that it keeps the positions, which have the same shape as the stage's input."""
+    """Wrap `infer` so that it keeps the positions.
+
+    `_shape` reads the batch size and the sequence length from the shape of the positions.
+    """
 
     @functools.wraps(infer)
     def knows(self: Any, args: Any, kwargs: Any, *others: Any, **options: Any) -> Any:

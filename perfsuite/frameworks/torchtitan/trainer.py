@@ -47,8 +47,8 @@ FORMULA = "torchtitan-0.3"
 """The name of the formula in `get_nparams_and_flops` of torchtitan 0.3.0's models.
 
 FLOPs per token are 6 N + 6 L H (Q + V) S. N: number of parameters. It includes the norms, but not the
-embedding. Experts count only if a token passes through them. L: layers. H: heads. Q and V: sizes of a query
-and a value. S: tokens in a sequence.
+embedding. Of the experts, it includes only those that process a given token. L: layers. H: heads. Q and V:
+sizes of a query and a value. S: tokens in a sequence.
 """
 
 
@@ -133,9 +133,10 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         return tuple(why for kind, why in PRETENDED.items() if kind in kinds)
 
     def flops(self) -> Flops | None:
-        """Return torchtitan's own FLOPs per token for a model in its registry. None for the case's Llama.
+        """Return torchtitan's own FLOPs per token for a model in its registry.
 
-        Only the experts that a token passes through are counted.
+        Of the experts, only those that process a given token are counted. Returns None if the case gives no
+        configuration of the registry: its Llama was then built from the case's options.
         """
         if self.case.framework.config is None:
             return None

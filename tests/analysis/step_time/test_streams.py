@@ -133,7 +133,7 @@ def test_the_fourth_step_is_reported() -> None:
     ],
 )
 def test_a_truncated_log_gets_no_number(entries: list[Entry], missing: str) -> None:
-    with pytest.raises(PredictionError, match=rf"cut short: .*{missing}\. Run the case dry again"):
+    with pytest.raises(PredictionError, match=rf"cut short: .*{missing}\. Repeat the dry run of the case"):
         reported_step(entries)
 
 
