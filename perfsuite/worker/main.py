@@ -124,11 +124,12 @@ def _watch(rank: Rank) -> None:
     from perfsuite.worker import flight_recorder
     from perfsuite.worker.clock import loaders
     from perfsuite.worker.counting import gradients
-    from perfsuite.worker.hooks import calls
+    from perfsuite.worker.hooks import calls, dynamo
     from perfsuite.worker.observation import engines, frozen
     from perfsuite.worker.spans import events
 
     calls.watch()
+    dynamo.watch()
     frozen.watch()
     gradients.watch()
     loaders.watch()

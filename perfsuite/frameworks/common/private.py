@@ -165,6 +165,8 @@ NAMES: Mapping[str, Name] = {
             "resolve_process_group": "torch.distributed.distributed_c10d:_resolve_process_group",
             "script_type": "torch:ScriptObject._type",
             "skip_code": "torch._dynamo.eval_frame:skip_code",
+            "set_compilations_limit": "torch._dynamo.utils:set_compilation_metrics_limit",
+            "skip_package": "torch._dynamo.trace_rules:add",
             "FakeTensor": "torch._subclasses.fake_tensor:FakeTensor",
         },
     ),

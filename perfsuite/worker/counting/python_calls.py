@@ -241,7 +241,8 @@ class _Monitoring:
             return False
         events = MONITORING.events
         begin = (events.PY_START, events.PY_RESUME, events.PY_THROW)  # resuming a generator counts as a call
-        end = (events.PY_RETURN, events.PY_UNWIND)
+        # When a hidden generator yields, the calls of its consumer are counted again.
+        end = (events.PY_RETURN, events.PY_UNWIND, events.PY_YIELD)
         self._thread = _OfThread()
         MONITORING.use_tool_id(MONITORING.PROFILER_ID, OURS)
         for event in (*begin, *end):

@@ -52,7 +52,7 @@ def watch() -> None:
 
 def _count_thread(thread: threading.Thread) -> None:
     global started_threads
-    if not thread.name.startswith("perfsuite"):
+    if not str(thread.name).startswith("perfsuite"):
         started_threads += 1
 
 
@@ -76,7 +76,8 @@ def _notice(owner: Any, name: str, said: str, counter: Counter[str] = seen) -> N
 def before(owner: Any, name: str, look: Callable[..., None]) -> None:
     """Call `look` before each call of a function, with the same arguments.
 
-    The wrapped function has the attribute `is_watched`.
+    The wrapped function has the attribute `is_watched`. In code that dynamo compiles, the original function
+    is called directly.
     """
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,6 +87,7 @@ def before(owner: Any, name: str, look: Callable[..., None]) -> None:
             return original(*args, **kwargs)
 
         watched.is_watched = True  # type: ignore[attr-defined]
+        watched._torchdynamo_inline = original  # type: ignore[attr-defined]
         return watched
 
     wrap_method(owner, name, wrap)

@@ -30,7 +30,7 @@ from perfsuite.worker import flight_recorder, leash
 from perfsuite.worker.clock import loaders, memory, startup_clock
 from perfsuite.worker.clock.profiling import ProfileTaken
 from perfsuite.worker.counting import gradients
-from perfsuite.worker.hooks import calls
+from perfsuite.worker.hooks import calls, dynamo
 from perfsuite.worker.hooks.named import Search
 from perfsuite.worker.observation import engines, frozen, scalers
 from perfsuite.worker.observation.optimizers import Optimizers
@@ -138,6 +138,7 @@ class Attached:
             # Call this now, because the script can import `reset_peak_memory_stats` by name later.
             memory.keep_peaks()
         calls.watch()
+        dynamo.watch()
         frozen.watch()
         gradients.watch()
         scalers.watch(self._skipped)

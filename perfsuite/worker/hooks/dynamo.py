@@ -1,0 +1,34 @@
+"""Keep perfsuite's hooks out of the user's compiled code. Imports neither torch nor dynamo itself.
+
+Without this, dynamo would also compile the hooks that run in a compiled function. The function would have more
+graphs and recompilations than without perfsuite, and with `fullgraph=True` it would end with an error.
+"""
+
+from __future__ import annotations
+
+from perfsuite.frameworks.common import private
+from perfsuite.worker.hooks.imports import AfterImport
+
+OURS = "perfsuite.worker"  # the package of all hooks
+MOST_COMPILATIONS = 10_000
+"""Number of compilations that dynamo remembers. It usually remembers the last 64, and forgets the others. They
+would not be counted."""
+_imports: AfterImport | None = None
+
+
+def watch() -> None:
+    """As soon as dynamo is imported, tell it not to compile hooks, and to remember all compilations."""
+    global _imports
+    if _imports is not None:
+        _imports.end()
+    _imports = AfterImport({"torch._dynamo": _skip}, lambda error: None)
+    _imports.begin()
+
+
+def _skip(module: object) -> None:
+    skip = private.or_none("skip_package")
+    if skip is not None:
+        skip(OURS)
+    set_limit = private.or_none("set_compilations_limit")
+    if set_limit is not None:
+        set_limit(MOST_COMPILATIONS)
