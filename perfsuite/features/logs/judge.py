@@ -71,7 +71,7 @@ class Trace(Strict):
 RATE = re.compile(
     r"throughput|per[-_ ]?s(ec(ond)?)?\b|/s(ec(ond)?)?\b|tflop|\bmfu\b|\btps\b|utili[sz]ation", re.IGNORECASE
 )
-"""Matches tags of rates. As times, they would be judged the wrong way round."""
+"""Matches tags of rates. If rates were judged as times, every verdict would be the wrong way round."""
 
 
 @dataclass(frozen=True, kw_only=True)
