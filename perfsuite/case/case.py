@@ -29,7 +29,8 @@ from perfsuite.errors import CaseError
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
 Quantization = Literal["none", "8bit", "4bit"]
-# The unit in which a case counts its data. With either unit, the names of measured values contain `tokens`.
+# The unit in which a case counts its data. The names of measured values contain `tokens` even if the unit is
+# samples.
 Unit = Literal["tokens", "samples"]
 
 # The upper limit of numbers that have no smaller limit. Arithmetic with larger numbers can fail.
@@ -193,7 +194,9 @@ class Case(Data):
     @classmethod
     def _known_checkpointing(cls, mode: str) -> str:
         if re.fullmatch(r"none|full|selective-op|every-[1-9]\d*", mode) is None:
-            raise ValueError(f"give none, full, selective-op or every-N, such as 'every-2', got {mode!r}")
+            raise ValueError(
+                f"expected 'none', 'full', 'selective-op' or 'every-N', such as 'every-2', got {mode!r}"
+            )
         return mode
 
     @field_validator("hardware")

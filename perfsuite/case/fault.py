@@ -30,7 +30,7 @@ class Fault(Data):
     kind: Literal["slowdown", "leak", "stall"] | Plain | Structural
     size: float = 0
     """For `slowdown`, a share of the step time (0.3 for 30%). For `leak`, a share of the peak memory. For
-    `stall`, a number of steps. All other faults have the size 0."""
+    `stall`, the number of steps from one stalled step to the next. All other faults have the size 0."""
 
     @property
     def structural(self) -> Structural | None:

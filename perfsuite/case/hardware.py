@@ -30,8 +30,8 @@ class Speed(NamedTuple):
     collective_gb_s: float  # NCCL's bus bandwidth between the devices of one machine
     source: str
     published: tuple[float, float] | None = None
-    """Lowest and highest share of the predicted speed that published steps reach. None: too few steps are
-    published."""
+    """Lowest and highest ratio of the published speed of a step to its predicted speed. None: too few steps
+    are published."""
     # Median ratio of published to predicted step times. None: too few steps are published.
     factor: float | None = None
     published_source: str | None = None
@@ -111,14 +111,15 @@ def hardware_error(name: str) -> str | None:
         return f"{hint}begin with one of {', '.join(ACCELERATORS)}"
     if family == "cpu" or name == "gpu" or any(f"{kind}-".startswith(f"{name}-") for kind in classes):
         return None
-    return f"{hint}{family} is known as {', '.join(sorted(set(classes))) or 'just gpu'}"
+    return f"{hint}the known {family} hardware is {', '.join(sorted(set(classes))) or 'only gpu'}"
 
 
 class AllocatedNode(Data):
     """One node of an allocation."""
 
     name: str
-    interface: str | None = None  # the network interface of the node's host name, which is gloo's default
+    # The network interface with the address of the node's host name. gloo uses this interface by default.
+    interface: str | None = None
     cores: int | None = None  # number of cores that a launch may use; None if unknown
     cores_of_machine: int | None = None  # number of all its cores
 
@@ -182,9 +183,9 @@ class Machine(Data):
         """Return the dense peak FLOP/s of one device at a case's precision. None if unknown; never guessed.
 
         For `float8`, with or without block scales, this is twice the 16-bit peak. The datasheets of all
-        `PRODUCTS` with float8 (compute capability 8.9 or more) give the same value. The only exception is the
-        L40S, whose datasheet rounds this value up by 1%. On a GPU that emulates bf16, the peak of bf16 is
-        unknown.
+        `PRODUCTS` with float8 (compute capability 8.9 or more) also give twice the 16-bit peak. The only
+        exception is the L40S, whose datasheet rounds this value up by 1%. On a GPU that emulates bf16, the
+        peak of bf16 is unknown.
         """
         if self.emulates(precision):
             return None

@@ -73,7 +73,7 @@ def _join_lines(command: Any) -> None:
 
 
 def _name_values(command: Any) -> None:
-    """Show arguments in capital letters, and no type beside a flag, which takes no value."""
+    """Show arguments in capital letters, and hide the type of a flag, because a flag takes no value."""
     parameters_of = command.get_params
 
     def get_params(ctx: Any) -> Any:

@@ -85,7 +85,7 @@ def show(*, case: CaseGlob, hardware_class: HardwareClass = None, shared: Shared
     """Show baselines in full: launches, noise, settings, environment, who accepted them and why.
 
     After these baselines, the noise of the hardware class is shown: between launches, between sessions, and
-    of a case within a session.
+    the additional shift of a single case in a session.
 
     The last part of the output is about baselines of counts. It covers every target, because counts are not
     tied to one machine.
@@ -137,7 +137,7 @@ def diff(
     ref: Annotated[str, typer.Argument(help="Git commit, branch or tag to compare with.")] = "HEAD",
     shared: Shared,
 ) -> None:
-    """Show the changes in the reviewed baselines since a git ref, as numbers instead of lines."""
+    """Show how the reviewed baselines have changed since a git ref, with old and new values."""
     changes = changed_since(ref, shared.baselines)
     if shared.as_json:
         print_json([change.as_row() for change in changes])

@@ -101,7 +101,7 @@ def compare(
 def can_be_bisected(arms: Sequence[Arm], against: str, installed: Collection[str]) -> bool:
     """Return whether the arms are two commits and nothing else, so that `perfsuite bisect` can help.
 
-    `against` has the words of arm A. `installed` are the names of the commands.
+    `against` is the text with which the user specified arm A. `installed` are the names of the commands.
     """
     a, b = arms
     are_commits = a.commit is not None and b.commit is not None and a.commit != b.commit

@@ -79,7 +79,7 @@ CountsWay = Annotated[
 
 
 def check_way(*, dry: bool, counts: bool, of_times: Mapping[str, object]) -> None:
-    """Raise `CaseError` if `dry` and `counts` are both given, or one of them and an option in `of_times`."""
+    """Raise `CaseError` if `dry` is given with `counts`, or either with an option in `of_times`."""
     if dry and counts:
         raise CaseError("--dry excludes --counts: leave one of them out")
     for name, value in of_times.items():
@@ -124,7 +124,7 @@ def asks(*, yes: bool) -> Consent:
     def consent(text: str, is_large: bool) -> bool:
         is_allowed = yes or not is_large
         if not is_allowed and not (sys.stdin.isatty() and sys.stderr.isatty()):
-            return False  # nobody can answer; the error states the size
+            return False  # nobody can answer; the caller raises an error that states the size
         say(text)
         return is_allowed or typer.confirm("Download that much?", err=True)
 

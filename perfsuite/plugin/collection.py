@@ -45,7 +45,8 @@ REFERENCE = pytest.StashKey[ReferenceArm]()  # the session's reference, if the u
 COLLECTED = pytest.StashKey[dict[str, Case]]()  # every case by its id, selected or not
 OF_OTHER_JOBS = pytest.StashKey[frozenset[str]]()  # ids of the cases that other jobs of a nightly run measure
 SELECTED = pytest.StashKey[int]()  # number of selected tests that use `bench`
-TO_RUN = pytest.StashKey[list[pytest.Item]]()  # these tests; missing with pytest-xdist
+# The selected tests that use `bench`. Not set in the main process of pytest-xdist.
+TO_RUN = pytest.StashKey[list[pytest.Item]]()
 BENCHMARKS = pytest.StashKey[list[pytest.Item]]()  # tests that use `bench`, before any is deselected
 NO_SHARE = pytest.StashKey[bool]()  # whether there are cases, but other jobs measure all of them
 UNWRITTEN = pytest.StashKey[str]()  # why the files with the results could not be written
@@ -138,9 +139,10 @@ def uses_bench(item: pytest.Item) -> bool:
 def has_cases(source: str, *, is_in_cases: bool) -> bool:
     """Return whether a test file probably has tests that measure cases. `source` is its text.
 
-    This is only needed for a file that skips itself when it is imported, so that its tests are unknown. Such
-    a file has a function with the parameter `bench`. `is_in_cases` says whether the file is in the directory
-    of the cases: it then also has cases if it imports `Case`, because its tests can use another fixture.
+    This is only needed for a file that skips itself when it is imported, so that its tests are unknown. The
+    file counts as having cases if any function in it has the parameter `bench`. `is_in_cases` says whether
+    the file is in the directory of the cases. There, a file that imports `Case` also counts, because its
+    tests can use `bench` through another fixture.
     """
     try:
         nodes = [*ast.walk(ast.parse(source))]
@@ -385,8 +387,8 @@ def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
 def _check_is_measured(item: pytest.Item, without: set[int]) -> None:
     """Raise `UsageError` if the parameters of a test contain a case that bench would not measure.
 
-    The ids of parameters without a case are added to `without`, so that a large value that many tests share
-    is searched only once.
+    `without` collects the `id()` of each parameter value that has no case, so that a large value that many
+    tests share is searched only once.
     """
     values = [value for value in parameters(item).values() if id(value) not in without]
     cases = cases_in(values)
@@ -439,8 +441,8 @@ def _check_root(config: pytest.Config) -> None:
 def _note_lost_cases(item: pytest.Item) -> None:
     """Remove the marks with which pytest skips a test whose parametrization is empty.
 
-    Raises `pytest.UsageError` if perfsuite does not recognise the mark of such a test, because pytest would
-    then skip the test silently.
+    Raises `pytest.UsageError` if perfsuite does not recognise the mark of such a test. Otherwise, pytest
+    would skip the test silently.
     """
     for mark in [mark for mark in item.own_markers if mark.name in ("skip", "xfail")]:
         if str(mark.kwargs.get("reason", "")).startswith(EMPTY_REASON):
@@ -460,7 +462,7 @@ def _check_marker_names(config: pytest.Config, items: list[pytest.Item]) -> None
     marker_names |= {mark.name for item in items for mark in item.iter_markers()}
     for name in re.findall(MARKER_NAME, config.option.markexpr):
         if name and name not in {*marker_names, "and", "or"}:
-            family = name.partition("-")[0]  # such as `a100` for `a100-80gb`, the hardware of a case
+            family = name.partition("-")[0]  # a case for `a100-80gb` has the marker `a100`
             near = [family] if family in marker_names else get_close_matches(name, marker_names, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"Hardware markers are {', '.join(ACCELERATORS)}."
             raise pytest.UsageError(

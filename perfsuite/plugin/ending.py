@@ -125,7 +125,7 @@ class CollectsFromWorkers:
         self.record = config.stash[SESSION].record
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Record the outcome of a test itself, and its results if it ran in another process."""
+        """Record how a test ended, whatever its verdict is, and its results if another process ran it."""
         if report.when not in ("setup", "call", "teardown"):
             self.config.stash[CRASHED] = True  # pytest-xdist's report of a test whose process died
         ended = self.config.stash.setdefault(TEST_ENDED, {})
@@ -142,7 +142,7 @@ class CollectsFromWorkers:
             self.record.keep(Measurement.model_validate(result, context=documents.FROM_FILE))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Record a file of cases that skipped itself when it was imported, because its cases are unknown."""
+        """If a file of cases skips itself at import, record the file, because its cases are unknown."""
         file = self.config.rootpath / report.nodeid
         if report.outcome != "skipped" or file.suffix != ".py" or runs_no_test(self.config):
             return
@@ -163,7 +163,10 @@ class CollectsFromWorkers:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take over the refusal and the unclaimed baselines of an ended worker, whose output is not shown."""
+        """Record why an ended worker refused the session, and which baselines have no selected case.
+
+        This process reports both, because the output of a worker is not shown.
+        """
         output = getattr(node, "workeroutput", {})
         if "perf_refused" in output:
             self.config.stash[REFUSED] = output["perf_refused"]

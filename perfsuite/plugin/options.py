@@ -108,7 +108,7 @@ def _check_given_once(config: pytest.Config) -> None:
         spelled = BY_NAME[name].spelled
         times = words.count(spelled)
         if times > 1:
-            of_command = f" If a perfsuite command passes it to pytest, give that command its own --{name}."
+            of_command = f" If a perfsuite command starts pytest, give --{name} instead of {spelled}."
             raise pytest.UsageError(
                 f"{spelled} is given {times} times on the command line, but takes one value: give it once."
                 f"{of_command if name == 'baselines' else ''}"

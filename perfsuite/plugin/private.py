@@ -36,8 +36,8 @@ def is_unset(value: object) -> bool:
 def expression(text: str) -> Any:
     """Compile a value of `-m`: `_pytest.mark.expression.Expression` (seen in pytest 8.3 to 9.2).
 
-    If pytest removes this name, None is returned. A baseline whose case `-m` deselects then looks unclaimed,
-    and a complete nightly run fails because of it.
+    If pytest removes this name, None is returned. Then, if `-m` deselects a case, its baseline looks
+    unclaimed, and a complete nightly run fails because of it.
     """
     try:
         from _pytest.mark.expression import Expression

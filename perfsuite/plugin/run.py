@@ -170,7 +170,8 @@ def _failed(item: pytest.Item, text: str, outcome: str = "failed") -> BaseExcept
     return pytest.fail.Exception(shown(item.config, text), pytrace=False)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # runs after the hooks that handle expected failures (xfail)
+# As the outermost wrapper, this gets the report after the hooks that handle expected failures (xfail).
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -248,7 +249,8 @@ def _note_unmeasured(item: pytest.Item) -> None:
         )
     text = UNMEASURED if how == "passed" else f"it was not measured: {why}"
     result = session.record_error(case, item.nodeid, CaseError(text))
-    item.stash[MEASUREMENT] = result.replace(shadow=False)  # the error is in the test itself
+    # The test itself is wrong, so it fails in shadow mode too.
+    item.stash[MEASUREMENT] = result.replace(shadow=False)
 
 
 def _fail(item: pytest.Item, test_report: pytest.TestReport, measurement: Measurement) -> None:

@@ -57,7 +57,7 @@ class CommandLine:
         return self.parser.parse_known_args([*words, *map(str, config.invocation_params.args)])
 
 
-@pytest.hookimpl(tryfirst=True)  # runs before the session ends because of, for example, --help
+@pytest.hookimpl(tryfirst=True)  # pytest's own hook can end the session, for example for --help
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Reject options in pytest's settings that make every session measure less and still succeed."""
     command_line: Any = config.pluginmanager.getplugin(CommandLine.NAME)
@@ -116,7 +116,8 @@ def is_elsewhere(config: pytest.Config) -> bool:
     """Return whether the command line names only directories outside of the directory of cases.
 
     The setting `perf_cases` names the directory of cases. A directory inside of it is a deliberate selection.
-    A directory outside of it is not, because the cases might have moved while the command remained the same.
+    A directory outside of it does not count as a selection: it might be the old place of cases that have
+    moved since the command was written.
     """
     if is_worker(config):
         return bool(config.workerinput.get("perf_is_elsewhere", False))  # type: ignore[attr-defined]
@@ -161,7 +162,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     elsewhere = config.getini("perf_cases") if is_elsewhere(config) else None
     files = [file for case_id in selected for file in ours.mode.reviewed_files(collected[case_id])]
     if elsewhere and not any(file.exists() for file in files):
-        return  # other tests, for example of a package with cases of its own
+        return  # no selected case has a baseline here: these can be cases of another package
     of_others: frozenset[str] = config.stash.get(OF_OTHER_JOBS, frozenset())
     with usage_error():
         markers = hardware_of(config.option.markexpr)

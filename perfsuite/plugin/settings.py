@@ -129,7 +129,8 @@ def _is_meant(key: str, ours: list[str]) -> bool:
     if name.startswith(PREFIX):
         return True
     prefix, is_split, _ = name.partition("_")
-    # Such a key belongs to another plugin (`perfetto_out`), unless it resembles one of our settings.
+    # A key that begins with `perf`, but not with `perf_`, belongs to another plugin (`perfetto_out`), unless
+    # it resembles one of our settings.
     if name.startswith(PREFIX.rstrip("_")):
         return bool(did_you_mean(name, ours))
     is_near = SequenceMatcher(None, prefix, PREFIX.rstrip("_")).ratio() >= PREFIX_NEAR

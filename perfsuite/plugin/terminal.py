@@ -1,4 +1,4 @@
-"""Write what a session found to pytest's terminal, below the tables of other plugins."""
+"""Write the results of a session to pytest's terminal, below the tables of other plugins."""
 
 import shutil
 from typing import Any
@@ -132,7 +132,7 @@ def _write_not_reached(terminal: Any, record: Record) -> None:
 
 
 def _write_skipped_files(terminal: Any, config: pytest.Config, record: Record) -> None:
-    """Report the files of cases that skipped themselves: pytest reports only their number."""
+    """Report which files of cases skipped themselves at import, because pytest reports only how many did."""
     skipped = [skip for skip in record.skipped if skip.case_id == skip.nodeid]
     if not skipped:
         return
@@ -176,7 +176,8 @@ def _write_shadow(terminal: Any, record: Record) -> None:
 def _write_judged(terminal: Any, config: pytest.Config, record: Record) -> None:
     """Report how many cases were judged, unless all cases were judged."""
     tally = record.tally
-    if nothing_measured(config) and not tally.judged:  # a failure of the code is also a verdict
+    # A case that failed because of its code was judged, even if nothing was measured.
+    if nothing_measured(config) and not tally.judged:
         _write_nothing_measured(terminal, config, record)
     elif tally.judged < tally.to_judge:
         message = f"{tally.judged} of {plural(tally.to_judge, 'case')} judged"

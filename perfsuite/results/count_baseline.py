@@ -96,7 +96,7 @@ def _computed(run: Run) -> BaselineLaunch:
 def unsteady(launches: Iterable[Sequence[RankCounts]]) -> dict[str, int]:
     """Return the fields that differ between launches on at least one rank, sorted.
 
-    The values are the largest of all launches and ranks.
+    Each field is mapped to its largest value in all launches and ranks.
     """
     all_launches = list(launches)
     largest = dict[str, int]()

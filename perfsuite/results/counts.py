@@ -29,23 +29,23 @@ EVENTS: frozenset[Event] = frozenset(get_args(Event))
 
 METHOD = "dispatch-2"  # the counting method. Counts from other methods are compared only if they `are_alike`
 READS_OF_THE_HOST = "dispatch-1"
-"""The previous counting method. It also counted as host reads the reads of tensors in host memory, although
-the host does not have to wait for those. All other counts are the same with both methods, so everything
+"""The previous counting method. Its host reads also include reads of tensors in host memory, although the
+host does not have to wait for such reads. All other counts are the same with both methods, so everything
 except host reads is compared."""
 FIRST_COUNTED = 3
 COUNTED_STEP = 4
 """The first two steps that are counted. Steps are numbered from 1. The counts of `COUNTED_STEP` are reported.
-The step before it shows which storages exist. If `COUNTED_STEP` uses a storage that is still unknown, work
-that is not counted has created this storage."""
+The step before it shows which storages exist. If `COUNTED_STEP` uses a storage that was not seen before, the
+storage must have been created by work that is not counted."""
 
 CONSECUTIVE = 12
 """Number of steps to count if nothing is timed, starting at `COUNTED_STEP`: enough to include work that is
 done every 10th step."""
 FEWEST_TIMED = 10  # minimum number of steps that must remain for timing
 FEWEST_OF_GROWTH = 4
-"""Minimum number of steps that must follow the counted steps to count kept objects. In the first of them, the
-counter frees its own data. The other steps are divided into two halves: the first half needs one step,
-and the second half needs two, so that holders can be found (see `Growth`)."""
+"""Minimum number of steps after the counted steps. With fewer steps, kept objects are not counted. In the
+first of these steps, the counter frees its own data. The other steps are divided into two halves: the first
+half needs one step, and the second half needs two, so that holders can be found (see `Growth`)."""
 
 
 class StepsToCount(NamedTuple):
@@ -120,8 +120,8 @@ class StepMemory(Data):
     saved_for_backward: int
     growth: int  # live bytes at the end of the step minus live bytes at its beginning
     allocations: int
-    # Tensors of the previous step, which become garbage in this step. Known only for the reported step. None:
-    # unknown.
+    # Tensors of the previous step that are in reference cycles and become garbage in this step. Known only
+    # for the reported step. None: unknown.
     in_cycles: InCycles | None = None
 
 
@@ -156,8 +156,8 @@ class KeptObjects(Data):
 
     by_type: dict[str, int] = Field(default_factory=dict)  # objects per step, for types that grow
     holders: tuple[str, ...] = ()  # containers that hold some of these objects, such as `dispatch._cache`
-    # Number of kept tensors with an autograd graph, per step. The garbage collector does not track the nodes
-    # of the graph. None: unknown.
+    # Number of kept tensors with an autograd graph, per step. The nodes of the graph are not counted
+    # themselves, because the garbage collector does not track them. None: unknown.
     graphs: int | None = None
     graph_holders: tuple[str, ...] = ()  # containers that hold some of these tensors
 
@@ -168,7 +168,10 @@ class KeptObjects(Data):
 
 
 class WorkerBatch(Data):
-    """Counts of one batch in the first worker process of each data loader of a rank."""
+    """Counts of one batch of a data loader, or the sum of one batch from each data loader of a rank.
+
+    Only the first worker process of a data loader is counted.
+    """
 
     python: PythonCalls  # counted in the third batch
     ops: dict[str, int]  # calls of operators that do work, by name, counted in the second batch
@@ -290,7 +293,7 @@ def has_smaller_input(before: Counts, now: Counts) -> bool:
 
 
 def _largest(inputs: Mapping[str, int]) -> int:
-    """Return the number of elements of the largest input, over all of its lookups."""
+    """Return the total number of elements in all lookups of the largest input."""
     shapes = {name: map(int, re.findall(r"\d+", name.partition("[")[2])) for name in inputs}
     return max((inputs[name] * math.prod(sizes) for name, sizes in shapes.items()), default=0)
 

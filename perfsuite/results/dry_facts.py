@@ -51,7 +51,7 @@ class Fit(Data):
     built: int = 0  # parameters of the whole model, if a rank has them on its device before sharding
     outside: tuple[MemoryPart, ...]  # memory of the process outside the caching allocator
     card: int  # total memory of the device
-    # Whether `card` is the nominal size, because the smaller total that CUDA reports is unknown.
+    # True if the total that CUDA reports is unknown, so that `card` is the nominal size, which is larger.
     card_is_nominal: bool = False
     verdict: FitWord
 
@@ -62,10 +62,7 @@ class Fit(Data):
 
     @property
     def most(self) -> int:
-        """The memory, in bytes, that a device needs so that the allocator never has to free its cache.
-
-        This holds even in the worst case.
-        """
+        """The memory, in bytes, that a device needs to keep the allocator's cache even in the worst case."""
         return max(self.reserved_upper, self.built) + sum(part.high for part in self.outside)
 
 
@@ -181,8 +178,8 @@ class Expected(Data):
     exposed_s: float  # time during which the GPU waits for communication
     host_s: float  # time during which the GPU waits for the host
     tokens: int  # tokens of all ranks in one step, or samples if the case has no tokens
-    # Lowest and highest share of the predicted speed that published measurements on this accelerator reach.
-    # None: too few measurements are published.
+    # Lowest and highest ratio of a published speed on this accelerator to its predicted speed. None: too few
+    # measurements are published.
     published: tuple[float, float] | None = None
     parallelism: Parallelism
     # Pairs (factor, seconds) in ascending order: the seconds that a step takes if the host takes `factor`

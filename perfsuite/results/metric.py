@@ -148,9 +148,9 @@ PART_S = 1e-3
 class PartOfStep(Metric):
     """A metric for the seconds of a part of the step. The part can be close to 0 or unknown.
 
-    Relative growth is meaningless for a part near 0. The test therefore judges the sum of `rest_s` and the
-    part: the time that the reference's step would take with this part. Changes are shares of a step. Changes
-    up to `floor` are ignored.
+    Relative growth is meaningless for a part near 0. The test therefore judges the part plus `rest_s`, which
+    is the reference's step time without the part. A change of the part is given as a share of the step time.
+    Changes up to `floor` are ignored.
     """
 
     _: KW_ONLY
@@ -259,7 +259,8 @@ PEAK_MEMORY = Metric(
 DATA_WAIT = PartOfStep(
     "data_wait_s", "data wait", "s", "lower", "sequential", tolerances={"cpu": 0.05, "cuda": 0.05}
 )
-"""Based on the mean: with n workers, most batches are ready at once, and only every n-th step waits."""
+"""Based on the mean, because the median hides the wait: with n workers, most steps find their batch ready,
+and only every n-th step waits."""
 GATED = (TOKENS_PER_S, TOKENS_PER_S_MEAN, PEAK_MEMORY)  # metrics that every verdict judges
 CPU_S_PER_STEP = Metric(
     "cpu_s_per_step",
@@ -271,9 +272,9 @@ CPU_S_PER_STEP = Metric(
     judged_on_cpu="sequential",
     tolerances={"cpu": 0.15, "cuda": 0.15},
 )
-"""The CPU time is summed over all ranks. Other users of the cores hardly affect it. It does not include
-anything that a rank waits for, so it complements the speed but never replaces it. In training on GPUs, the
-CPU time is the work of the host, and is only shown.
+"""The CPU time is summed over all ranks. Other users of the cores hardly affect it. The CPU time does
+not include waiting, so it complements the speed but never replaces it. In training on GPUs, the CPU time is
+the work of the host, and is only shown.
 
 In a comparison with a baseline, the CPU time is not corrected with the probe, because the probe measures
 wall-clock seconds. A comparison of two arms estimates from its own launches how the CPU time depends on

@@ -14,7 +14,8 @@ Outcome = Literal[
     "passed", "improved", "regressed", "inconclusive", "recorded", "unhealthy", "failed", "undecided"
 ]
 Excuse = Literal["known issue", "out of memory", "waived"]
-"""Why a failure (`Case.known_issue`, `Case.may_run_out_of_memory`) or a regression (a waiver) is excused."""
+"""Why a failure or a regression is excused. `Case.known_issue` or `Case.may_run_out_of_memory` excuses a
+failure, and a waiver excuses a regression."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +69,9 @@ class AgainstReference(Data):
 class Check(Data):
     """The judgement of one metric: a comparison of the launches with the baseline.
 
-    Changes are changes of the figure itself: -0.2 is 20% fewer tokens/s, or 20% less memory. The statistical
-    tests judge changes of the cost instead (see `Metric.change`).
+    The changes in these fields are relative changes of the figure: -0.2 is 20% fewer tokens/s, or 20% less
+    memory. The statistical tests judge changes of `Metric.cost` instead, for which lower is always better.
+    `Metric.change` converts them into changes of the figure.
     """
 
     metric: str
@@ -139,10 +141,11 @@ NOT_JUDGED = ": not judged, "
 class CountCheck(Data):
     """The judgement of the counts: a comparison of the launches with the baseline."""
 
-    # `not counted`: work of a step was not counted, or no launch was counted. `notes` give the reason.
+    # `not counted`: the counts of a step can lack some of its work, or no launch was counted. `notes` give
+    # the reason.
     outcome: Literal["regressed", "improved", "passed", "recorded", "not counted"]
     findings: tuple[Finding, ...] = ()  # judged findings first, with the largest change first
-    unsteady: tuple[str, ...] = ()  # fields that vary between launches on either side: never judged
+    unsteady: tuple[str, ...] = ()  # fields that vary among the launches of one side: never judged
     # Unsteady fields that are larger than in any launch of the baseline, so the work might have grown.
     grown: tuple[str, ...] = ()
     # Ranks, spans and quantities that only one side has, so the work might have changed there.

@@ -135,7 +135,8 @@ class ProfileBaseline(BaselineDocument):
     schema_version: Literal[1] = 1
     hardware_class: str
     profile: LaunchProfile
-    of_baseline: str  # `recorded_at` of that baseline; a newer baseline does not match it
+    # `recorded_at` of the baseline of times. If a newer baseline has replaced it, the profile is not used.
+    of_baseline: str
 
     def as_json(self) -> str:
         """Return the JSON, with each operator on one line."""
@@ -165,5 +166,5 @@ def merged(profiles: Mapping[int, Profile], method: str = METHOD) -> LaunchProfi
 
 
 def longest_first(works: Iterable[Work]) -> tuple[Work, ...]:
-    """Sort works by time, longest first, and then by name."""
+    """Sort `Work` entries by time, longest first, and then by name."""
     return tuple(sorted(works, key=lambda work: (-work.us, work.name)))

@@ -37,8 +37,10 @@ varies between releases of a library, and 1,000 calls take less than a milliseco
 MODULES_FLOOR = 50
 """Number by which imported modules may differ without being judged. The number of modules varies between
 releases of a library, and an import takes only a millisecond or two."""
-PYTHON_LOOSE = 0.02  # share by which Python calls vary between launches: progress bars depend on time
-PYTHON_FEW = 20  # difference in calls that is always allowed, because 2% of a short part is almost nothing
+# Share by which Python calls vary between launches, for example because progress bars are redrawn by time.
+PYTHON_LOOSE = 0.02
+# Difference in calls that is always allowed. In a span with few calls, `PYTHON_LOOSE` allows almost none.
+PYTHON_FEW = 20
 OF_A_WORKER = "of a loader's worker per batch"
 LOOSE = 0.005  # share by which memory varies between launches: threads free memory at any time
 
@@ -64,7 +66,8 @@ class Quantity:
     # Returns the largest difference from the given counts, in `unit`, that is too small to be judged. Such a
     # difference is only listed.
     floor: Callable[[Counts], float] = lambda _: 0
-    is_python: bool = False  # whether it counts Python calls, which may vary up to `floor` (progress bars)
+    # Whether it counts Python calls. Differences of up to `floor` between launches do not make them unsteady.
+    is_python: bool = False
     # Returns the parts that explain a change, such as the called functions, by name; None: unknown.
     parts: Callable[[Counts], Mapping[str, int] | None] = lambda _: None
     of_worker: bool = False  # whether it was counted for one batch in a worker process
@@ -487,5 +490,5 @@ def differ_by_chance(calls: int, usual: int) -> bool:
 
 
 def unsteady_in(span: str, unsteady: Iterable[str]) -> set[str]:
-    """Return the fields that are unsteady in a span, because they vary in it or in the reported step."""
+    """Return the fields that count as unsteady in a span: they vary in the span or in the reported step."""
     return {field.removeprefix(f"{span}: ") for field in unsteady}

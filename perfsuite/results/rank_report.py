@@ -81,7 +81,7 @@ class Flops(Data):
     per_token_float8: float | None = None  # the part of `per_token` in float8; None: unknown
 
 
-LOADER = "loader"  # name of the settings of `DataLoader`s in `Observed.environment`
+LOADER = "loader"  # key of the `DataLoader` settings in `Observed.environment`
 UNSET = "unset"  # how the value of a missing version or variable is shown
 
 
@@ -135,7 +135,8 @@ class SpanTimes(Data):
     # Duration of each occurrence, in order. If an occurrence handed work over to other threads, each later
     # wait for this work is an entry of its own.
     seconds: tuple[float, ...]
-    # Number of completed steps at the beginning of each entry of `seconds`; empty: before the first step.
+    # Number of completed steps at the beginning of each entry of `seconds`. If this is empty, the span was
+    # before the first step.
     steps: tuple[int, ...] = ()
     waits: int = 0  # number of waits in `seconds`
 
@@ -191,7 +192,8 @@ class RankReport(Sealed):
     # Host seconds from the start of the first step to the end of the last step, including the time between
     # steps.
     elapsed_s: float = 0
-    # The same time according to the kernel's uptime, whose resolution is 0.01 s. None: unknown.
+    # The same time, measured with the machine's uptime (`/proc/uptime`), whose resolution is 0.01 s. None:
+    # unknown.
     uptime_s: float | None = None
     loss: tuple[float, ...] = ()
     loss_is_unknown: bool = (
@@ -213,7 +215,7 @@ class RankReport(Sealed):
     unclipped_squares: float | None = None  # sum of squares before clipping in that step; None: unknown
     dtypes: Dtypes = Field(default_factory=dict)  # dtypes of the trained model's elements on this rank
     # Number of Python threads, except the training thread, that started in a counted step, or used CPU time
-    # in it. The number is that of the step with the most of these threads.
+    # in it. If several steps were counted, this is the highest number in any of them.
     other_threads: int = 0
     hidden: tuple[str, ...] = ()  # reasons why `counts` might lack work of the counted step; empty: none
     fit: Fit | None = None  # predicted memory of the rank; None except in a dry run

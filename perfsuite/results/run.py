@@ -62,7 +62,9 @@ class Health(Data):
 
     # Name of the node. In a launch on several nodes: the node on which `foreign_cpu` plus `steal` is highest.
     node: str | None = None
-    samples: int = Field(ge=0)  # 0: only readings from before the launch (on a CPU, none)
+    # Number of samples. If it is 0, the only readings are those of the GPUs from before the launch. On a CPU,
+    # there are then no readings.
+    samples: int = Field(ge=0)
     seconds: float  # time from the first sample to the last
     steps: int  # number of steps that ended in this time
     devices: tuple[DeviceHealth, ...] = ()  # the job's GPUs; empty on a CPU
@@ -144,8 +146,8 @@ class Figures(Data):
     energy_per_token_j: float | None = None
     """Joules of all GPUs together per token, over the steps during which energy was measured."""
     gradient_norm: float | None = None
-    """Norm of the gradients just before step 4: the root of the sum of their squares over all ranks, or over
-    one rank if all ranks have the same gradients. Judged together with the loss."""
+    """Norm of the gradients just before the optimizer runs in step 4: the root of the sum of their squares
+    over all ranks, or over one rank if all ranks have the same gradients. Judged together with the loss."""
     unclipped_norm: float | None = None
     """The same norm before clipping, without fp16's loss scale. Judged together with the loss."""
     tokens_given: float | None = None
@@ -255,7 +257,8 @@ class Run(Document):
     def slowest_shares(self) -> dict[str, float]:
         """Return, for each rate by name, the slowest rank's rate as a share of the fastest rank's rate.
 
-        Empty on a CPU, whose ranks share the cores, and for GPUs of different models.
+        Empty if the ranks run on a CPU, because they share its cores. Also empty if the GPUs are of different
+        models.
         """
         if self.machine.device == "cpu" or AND in self.machine.device_name:
             return {}

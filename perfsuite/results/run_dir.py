@@ -80,10 +80,12 @@ class RunDir:
     lease = Below("lease")  # the driver's sign of life and its requests (`perfsuite.node.lease`)
     endpoint = Below("endpoint")  # rendezvous of the ranks, `HOST:PORT`: created by the driver, set by node 0
     files = Below("files")
-    """A directory for files that a script writes and would resume from. The agent of node 0 creates it empty.
-    It is kept with the launch's other files."""
+    """A directory for the files that a script writes, and from which it resumes if they exist at its start.
+    The agent of node 0 creates it empty. It is kept with the launch's other files."""
     checkpoints = Below("checkpoints")  # checkpoints that a framework resumes from; removed after the launch
-    progress = Below("progress")  # `STEPS TOKENS_PER_STEP` of rank 0 every 0.5 s, even before the first step
+    progress = Below("progress")
+    """`STEPS TOKENS_PER_STEP`. Rank 0 writes the file before the first step, then at the end of a step but at
+    most every 0.5 s, and after the last step."""
     launch = Numbered("launch-{}.json")  # `LaunchFile`, written by the agent of that node
     agent_log = Numbered("agent-{}.log")  # stdout and stderr of the agent of that node
     rank = Numbered("rank-{}.json")  # `RankReport`, written by that rank
@@ -153,9 +155,9 @@ class RunDir:
         return _by_number(self.path.glob("agent-*.log"))
 
     def steps_seen(self) -> int | None:
-        """Return the number of completed steps in the file `progress`, which can be too low.
+        """Return the number of completed steps from the file `progress`.
 
-        Returns None if rank 0 does not train yet.
+        The number can be too low. Returns None if rank 0 does not train yet.
         """
         try:
             steps, _ = read_text(self.progress, LARGEST_OWN).split()

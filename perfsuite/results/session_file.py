@@ -158,7 +158,8 @@ class ArmFacts(Data):
 class Canary(Data):
     """A case that a session launches not only as usual, but also with the session's reference.
 
-    These launches show how fast the machine is or, if the case looked slower, how fast the case is tonight.
+    These launches show how fast the machine is. If the case was chosen only because it looked slower, they
+    show only how fast the reference runs this case tonight.
     """
 
     case_id: str
@@ -171,13 +172,13 @@ class Canary(Data):
 
 
 class MachineChange(Data):
-    """The change of one metric, as far as the canaries of a reference have this change in common."""
+    """The change of one metric that the canaries of a reference have in common."""
 
     metric: str
     hardware_class: str
     change: float  # relative change of the figure since the baselines: -0.01 is 1% fewer tokens/s
     interval: tuple[float, float]  # 99% interval of `change`
-    # Upper limit of the standard deviation of a case within a session, in the logarithm of the cost.
+    # Upper limit of the standard deviation, within a session, of the logarithm of a case's cost.
     case_sigma: float
     canaries: tuple[str, ...]  # ids of the canaries that agree
     apart: tuple[str, ...] = ()  # ids of the canaries that are left out, because their changes differ
@@ -310,7 +311,7 @@ class SessionFile(Sealed):
     interrupted_case: str | None = None  # the newest case that was interrupted and has no result yet
     # Such cases of earlier parts, if the session was interrupted several times, oldest first.
     interrupted_before: tuple[str, ...] = ()
-    # Launches of all these cases that had ended before the interruption of their case.
+    # Launches of all interrupted cases. Each launch had ended when its case was interrupted.
     interrupted_launches: tuple[Run, ...] = ()
 
     @property

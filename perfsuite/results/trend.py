@@ -86,7 +86,8 @@ class MachineStep(Data):
     """
 
     hardware_class: str
-    change: ChangePoint  # its levels are relative to the speed of the reference in its first session
+    # Its levels are relative to the speed of the reference in the first session with a reference.
+    change: ChangePoint
     first_day: date  # day of the last session before the change, at 99% confidence
     last_day: date  # day of the first session after the change, at 99% confidence
     environment: tuple[str, ...]  # differences between these two sessions, such as the GPU driver

@@ -79,7 +79,10 @@ class TwoArms(Mode):
     of_equals: ClassVar[str] = "only show noise"
 
     def refused(self, task: Task) -> None:
-        """Refuse no case, because none needs a baseline. Print a warning if both arms are the same."""
+        """Accept every case, because a comparison of two arms does not need a baseline.
+
+        Print a warning if both arms are the same.
+        """
         if self._are_equal:
             self.setup.progress.say(f"{task.case.id}: {SAME_ARMS}, so this comparison can {self.of_equals}")
 
@@ -130,7 +133,7 @@ class TwoArms(Mode):
         return self.options.inject is None and first.acts_as(second)
 
     def _ran_the_same(self, a: Run, b: Run) -> bool:
-        """Return whether differently written arms ran the same code in the same environment.
+        """Return whether arms that the user specified differently ran the same code in the same environment.
 
         False if the user gave the arms different variables, because perfsuite does not record all variables.
         """
@@ -151,8 +154,8 @@ class AgainstArm(TwoArms):
     """Compare times: launch pairs until the verdict is decided."""
 
     max_pairs: int = MAX_PAIRS
-    # Tolerance for `metric`, or for tokens/s if `metric` is None, as a fraction. None: the same as for
-    # baselines, including the session's own tolerance of tokens/s.
+    # Tolerance for `metric`, or for tokens/s if `metric` is None, as a fraction. None: the tolerance
+    # for comparisons with baselines. For tokens/s, this is `--perf-tolerance` if it was given.
     tolerance: float | None = None
     explains: bool = True  # whether to launch each arm once more for a profile if the arms differ
     # Launch pairs until this metric is decided. None: until all metrics are decided.
@@ -229,7 +232,7 @@ class ByCounts(TwoArms):
     """Compare counts: launch each arm once on the intended machine of the case, even if the machine is busy.
 
     If loss, gradients, tokens or the counts of start-ups differ between the arms, both arms are launched
-    again to see whether these values always differ.
+    again to see whether these values differ again.
     """
 
     of_equals: ClassVar[str] = "only find differences between runs"
@@ -387,8 +390,9 @@ def _import_advice(arm: str, message: str) -> str:
     package = failed[1]
     return (
         f"{arm} names only some packages and takes all others from your environment, and an import from "
-        f"{package} failed. If {package}, or the package that imports it (see the traceback), does not fit "
-        f"the releases of {arm}, add a fitting release of this package to {arm}{ORIGIN.get(package, '')}"
+        f"{package} failed. Check whether {package} and the package that imports it (see the traceback) fit "
+        f"the releases of {arm}. If one of them does not, add a release that fits to {arm}"
+        f"{ORIGIN.get(package, '')}"
     )
 
 

@@ -38,7 +38,7 @@ class AgainstBaseline(Mode):
     """Judge cases against accepted or recorded baselines."""
 
     reference: ReferenceArm | None = None  # the session's reference; None: cases are judged without one
-    # How a case is launched until its verdict is decided, launched once more for a profile, and run dry.
+    # The functions that launch a case until its verdict is decided, launch it for a profile, and run it dry.
     measure: Callable[..., tuple[list[Run], Verdict]] = measure
     profile_once: Callable[..., TakenProfile] = profile_once
     dry_run: Callable[..., Run] = dry_run
@@ -111,7 +111,8 @@ class AgainstBaseline(Mode):
         Return all launches with the reference so far.
         """
         assert self.reference is not None
-        # If the allocation ends here, the case keeps its verdict, and the next launch ends the session.
+        # If the allocation ends during this call, ignore the error, so that the case keeps its verdict. The
+        # next launch raises the error again.
         with suppress(AllocationOverError):
             self.reference.confirm(task.case, launches, SessionDir(task.directory.parent))
         return self.reference.tonight(task.machine.hardware_class)
@@ -197,7 +198,7 @@ class AgainstBaseline(Mode):
     def _baseline_of(self, task: Task) -> tuple[FoundBaseline | None, Verdict | None]:
         """Return the baseline to compare with, or a failed verdict if a required baseline is missing.
 
-        A local baseline with too few launches counts only if the session has no time to record it again with
+        A local baseline with too few launches is used only if the session has no time to record it again with
         enough launches.
         """
         stored = self.baselines.find(task.machine.hardware_class, task.case)

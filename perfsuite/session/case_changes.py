@@ -42,8 +42,9 @@ class Selection:
     # File -> names of the tests that were selected by node id. No other tests of the file were selected.
     names: Mapping[Path, Sequence[str]] = field(default_factory=dict)
     words: Sequence[str] = ()  # pytest options that select among these tests: `-k`, `-m`
-    asked: bool = True  # whether all of these tests were requested; False if only certain case ids were
-    # If an arm lacks `paths`: whether to search the directory of cases that the arm's own settings name.
+    # Whether all of these tests were requested. False if the user requested only certain case ids.
+    asked: bool = True
+    # If an arm lacks `paths`: whether to search the directory of cases that is given in the arm's settings.
     is_directory_of_cases: bool = False
 
 
@@ -138,7 +139,8 @@ def _paths(arm: Arm, selection: Selection) -> list[Path]:
         return kept
     own = Path(read_ini(there).directories().get("cases", there / CASES))
     here = Path(os.path.relpath(own, there))
-    # If the arm's directory also exists here, it was not renamed: the user did not select its cases.
+    # If the arm's directory of cases also exists here, it is not an old name of the selected directory. So
+    # the user did not select its cases.
     was_renamed = next(here.rglob("*.py"), None) is None
     return [own] if own.is_dir() and was_renamed else []
 

@@ -22,7 +22,7 @@ from perfsuite.session.setup import MISSING_FAILS, DryHost, Options, Setup
 from perfsuite.session.side_by_side import SideBySide
 from perfsuite.verdict.overall import with_counts
 
-ONE_RANK = "not recorded: --rank runs one rank only, but a baseline needs all ranks that differ"
+ONE_RANK = "not recorded: --rank runs one rank only, but a baseline needs all ranks that run without --rank"
 
 
 @dataclass

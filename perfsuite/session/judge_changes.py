@@ -1,4 +1,7 @@
-"""Use git to find changes of a branch to its own checks. `verdict.judge_changes` describes the changes."""
+"""Use git to find what a branch changes in the files that decide its own verdicts.
+
+`verdict.judge_changes` describes the changes.
+"""
 
 import os
 from collections.abc import Sequence
@@ -41,7 +44,11 @@ def judge_changes(options: Options, arms: Sequence[Arm]) -> JudgeChanges | None:
 
 
 def _merged_into(root: Path, branch: str) -> str:
-    """Return a pull request's base: the commit that GitHub merged it into at checkout, or the merge base."""
+    """Return a pull request's base.
+
+    If GitHub's merge commit of the pull request is checked out, the base is the first parent of this commit.
+    Otherwise, the base is the merge base.
+    """
     here, *parents = git("rev-list", "--parents", "--max-count=1", "HEAD", cwd=root).split()
     if len(parents) == 2 and here == os.environ.get("GITHUB_SHA"):
         return git("rev-parse", "--verify", f"{parents[0]}^{{commit}}", cwd=root).strip()
@@ -74,8 +81,8 @@ def _since(base: str, options: Options) -> list[str]:
 def _linked(top: Path, listed: str, places: Places) -> frozenset[str]:
     """Return the targets of links in the repository.
 
-    A link is left out if a file of its name cannot affect verdicts. Targets are relative to `top`. Targets
-    outside of `top` are left out.
+    A link is left out if a file at the path of the link cannot affect verdicts. Targets are relative to
+    `top`. Targets outside of `top` are left out.
     """
     entries = (entry.partition("\t") for entry in git("ls-files", "--stage", "-z", cwd=top).split("\0"))
     names = {name for mode, _, name in entries if mode.startswith("120000 ")} | {*listed.split("\0")}

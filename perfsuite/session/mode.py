@@ -62,7 +62,7 @@ class Trial:
     verdict: Verdict
     runs: tuple[Run, ...] = ()
     before: tuple[Run, ...] = ()  # arm A's runs in a comparison; `runs` has arm B's
-    # File of the baseline of times with which the case was compared, or which its launches become.
+    # File of the baseline of times with which the case was compared, or that was written from its launches.
     baseline_file: Path | None = None
     judged_by: str | None = None  # digest of the baselines that the case was judged against
     excused: Excuse | None = None  # why the failure of the case is excused; None: it is not

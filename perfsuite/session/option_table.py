@@ -60,7 +60,8 @@ def share(value: str) -> float:
     raise ValueError("a share from 0% to 100%, or from 0 to 1")
 
 
-# Maximum tolerance, as a fraction. This maximum is enough even if the bad arm is many times slower.
+# Maximum tolerance, as a fraction. For `perfsuite bisect`, this maximum is enough even if the bad arm is many
+# times slower than the good arm.
 MOST_TOLERANCE = 0.5
 
 
@@ -378,7 +379,7 @@ OPTIONS = (
         name="reference",
         metavar="ARM",
         help="also launch a few cases with ARM, the environment and commit of the baselines, to distinguish "
-        "changes of the machine from changes of the code. ARM is written as for --perf-against",
+        "changes of the machine from changes of the code. ARM has the same format as in --perf-against",
         page="See [A reference](verdicts.md#a-reference)",
     ),
     Option(
@@ -440,7 +441,11 @@ EXCLUDING = (  # an option, the options that it excludes, and why
     ("dry", ("resume",), "dry runs cannot be resumed"),
     ("against", ("resume",), "comparisons cannot be resumed"),
     ("reference", ("against", "dry"), "a reference is only useful if cases are judged against baselines"),
-    ("reference", ("resume",), "a reference shows how fast the machine is in one session only"),
+    (
+        "reference",
+        ("resume",),
+        "a reference only shows how fast the machine is now, and a part of a resumed session ran earlier",
+    ),
 )
 
 

@@ -17,8 +17,8 @@ from perfsuite.session.setup import missing_baselines
 def lines(record: Record, *, whole: bool, color: bool, width: int | None) -> list[str]:
     """Return the results of a session as lines of text: the arms, the table and the necessary explanations.
 
-    With `whole`, every case is explained in full, even if it failed. Without `whole`, failed cases are left
-    out, because the output of their tests explains them.
+    With `whole`, every case is explained in full. Without `whole`, failed cases are left out, because the
+    output of their tests explains them.
     """
     measurements = record.results
     printed = [f"note: {note}" for note in summary.machine_notes(measurements)]

@@ -1,6 +1,7 @@
-"""Find past sessions that launched the code of the baselines. They are also used to estimate the noise.
+"""Find past launches of the code of the baselines, to estimate the noise from them and from the baselines.
 
-There are two kinds: sessions in which nothing changed, and launches that a session made with its reference.
+There are two kinds: launches of a case for which nothing has changed since its baseline, and launches that a
+session made with its reference.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +18,7 @@ from perfsuite.verdict.noise import ClassNoise, class_noise
 from perfsuite.verdict.tonight import other_than_baseline
 from perfsuite.verdict.unchanged import changes
 
-DAYS_READ = 30  # number of days in the store, the newest first, whose sessions are read
+DAYS_READ = 30  # how many of the newest days in the store are read
 SESSIONS_READ = 60  # maximum number of sessions of these days that are read, the newest first
 DAY = 8  # number of characters of a session's name that give its day, as in `20261130-133615-630174`
 
@@ -68,7 +69,7 @@ def _unchanged(session: SessionFile, by_case: dict[str, Baseline]) -> Iterator[t
     if session.reference is not None:
         commit = session.reference.arm.facts.get("commit")
         for canary in session.reference.canaries:
-            # A case that looked slower is not an ordinary sample of its nights.
+            # Launches that were made only because a case looked slower are not typical of that night.
             stored = None if canary.looked_slower else by_case.get(canary.case_id)
             if stored is not None and _is_of(stored, canary.runs):
                 launches = [run for run in canary.runs if _is_reference(run, canary, stored, commit)]

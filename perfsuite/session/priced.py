@@ -3,8 +3,8 @@
 Between two dry runs, prices are predicted for collectives, kernels, FLOPs, and waits of the host for the GPU.
 The prediction replays the logged steps. A replay takes seconds, so a naive price is estimated first: the time
 that the changed work takes by itself, for example to send the bytes of a collective over its link. Only the
-changes with the highest naive prices are replayed. Launches do not log when streams wait for each other, so
-all prices of their changes are naive.
+changes with the highest naive prices are replayed. The log of a launch does not contain the waits between
+streams, so all prices of changes between launches are naive.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MOST = 5  # maximum number of replayed changes of a case, because a replay takes
 NOT_REPLAYED = f"only the {MOST} changes that take longest by themselves are replayed"
 # Suffix of `Finding.field` for calls such as `torch.cuda.Stream.synchronize`, in which the host waits.
 SYNCHRONIZE = ".synchronize"
-NO_LOG_OF_LAUNCHES = "only dry runs log when streams wait for each other"
+NO_LOG_OF_LAUNCHES = "only the log of a dry run contains the waits between streams"
 NO_LOG_OF_BASELINE = "a baseline does not contain the log of its step"
 WAIT_S = HostTimes().read_s + HostTimes().forward_s + HostTimes().launch_s
 """Seconds for which the GPU is idle after the host has waited for it, until its next kernel begins."""
@@ -70,7 +70,7 @@ def priced(verdict: Verdict, arms: Sequence[Run], logs: Sequence[Log]) -> Verdic
 
 
 def priced_launches(verdict: Verdict, run: Run) -> Verdict:
-    """Return the verdict on launches with the time that changed bytes and FLOPs take by themselves."""
+    """Return the verdict on launches with naive prices on the changes of bytes and FLOPs."""
     if run.machine.device == "cpu":
         return verdict
     return priced(verdict, (run, run), (NO_LOG_OF_LAUNCHES, NO_LOG_OF_LAUNCHES))

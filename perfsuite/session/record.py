@@ -55,9 +55,9 @@ class Record:
     case_changes: tuple[CaseChange, ...] = ()  # in a comparison: cases that arm B lacks or has changed
     cases_unknown: str | None = None  # why the case changes are unknown
     unclaimed: tuple[str, ...] = ()  # reviewed baselines that belong to no case, each with the reason
-    # Baselines whose cases the -m in pytest's settings deselects, each with the reason.
+    # Baselines of cases that are deselected by the -m in pytest's settings, each with the reason.
     deselected: tuple[str, ...] = ()
-    # Launches of the cases that interrupts of earlier parts cut short, by case id, oldest first. A case is
+    # Launches of the cases that were interrupted in earlier parts, by case id, oldest first. A case is
     # removed when it has a result.
     _interrupted: dict[str, tuple[Run, ...]] = field(default_factory=dict)
     # Results of earlier parts that are still in `results`, by test and case.
@@ -82,7 +82,7 @@ class Record:
 
     @property
     def today(self) -> date:
-        """The day on which waivers are checked for expiry."""
+        """The day with which the expiry dates of waivers are compared."""
         return datetime.fromisoformat(self.started_at).date()
 
     @property
@@ -124,9 +124,9 @@ class Record:
 
     @property
     def interrupted(self) -> dict[str, tuple[Run, ...]]:
-        """Launches of the cases that interrupts cut short, by case id, oldest first.
+        """Launches of the cases that were cut short by an interrupt, by case id, oldest first.
 
-        After an interrupt of this part, the running case is the newest of them.
+        The case that is running, or that was running when this part was interrupted, comes last.
         """
         if self.running is None:
             return self._interrupted
@@ -201,7 +201,8 @@ class Record:
         key = (result.nodeid, result.case_id)
         replaced = self._earlier.pop(key, None)
         self.results = [*(kept for kept in self.results if kept is not replaced), result]
-        file = result.nodeid.partition("::")[0]  # if an earlier part skipped it, it has not been skipped now
+        # This file has a result now, so an entry that says that it skipped itself is removed.
+        file = result.nodeid.partition("::")[0]
         replaced_skips = (key, (file, file))
         self.skipped = [skip for skip in self.skipped if (skip.nodeid, skip.case_id) not in replaced_skips]
         self.measured += 1

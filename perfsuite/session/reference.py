@@ -1,10 +1,10 @@
 """Launch a few cases of a session with its reference. These cases are called canaries.
 
 The reference is the environment and the commit of the reviewed baselines. Its code is unchanged, so if its
-speed changes, the machine is the cause. If a case looks slower than the reference, this case is also launched
-with the reference. The additional launches show whether something other than the code makes only this case
-slow tonight. If the reference cannot be installed or used, the reason is reported, and the session continues
-without a reference.
+speed changes, the machine is the cause. If a case looks slower than its baseline, this case is also launched
+with the reference. If the reference is also slow in this case, something other than the new code slows it
+tonight, even if the canaries are not slow. If the reference cannot be installed or used, the reason is
+reported, and the session continues without a reference.
 """
 
 from collections import Counter

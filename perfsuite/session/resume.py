@@ -39,14 +39,14 @@ def newest(store: Store, now: SessionFile) -> tuple[SessionDir, SessionFile]:
 
 
 def differences(then: SessionFile, now: SessionFile) -> list[str]:
-    """List the differences between two sessions because of which the newer one cannot continue the older.
+    """List the differences between two sessions that prevent the newer one from continuing the older one.
 
     `then` is the older session, and `now` is the newer one. Each difference has both values.
     """
     if now.commit is None:
         return ["cases that are not in git, so it is unknown whether they have changed"]
     if then.reference is not None:
-        return ["a reference, which shows how fast the machine is in one session alone"]
+        return ["a reference, whose launches show the speed of the machine only during that session"]
     before, today = (
         {
             "commit": str(session.commit)[:12],
@@ -73,7 +73,7 @@ def _decided_all(session: SessionFile) -> bool:
 
 
 def is_decided(result: Measurement) -> bool:
-    """Return whether a resumed session can keep a result, because its verdict is about the code."""
+    """Return whether a verdict is about the code, so that a resumed session can keep the result."""
     return result.outcome not in ("unhealthy", "undecided") and not is_of_machine(result)
 
 

@@ -92,7 +92,7 @@ class Session:
         return reason
 
     def why_required(self, case: Case) -> str | None:
-        """Return the reason if a case must be measured here because its baseline is required, or None."""
+        """Return why a case must be measured here, or None if its baseline is not required here."""
         file = self.mode.reviewed_file(case)
         if not self.mode.options.fail_without_baseline or not is_there(file):
             return None

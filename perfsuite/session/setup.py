@@ -66,7 +66,7 @@ class Options:
         return "wait" if self.wait_quiet_s else "again"
 
     def steps_to_count(self, case: Case) -> int:
-        """Return the number of consecutive steps of a case to count if nothing is timed."""
+        """Return how many consecutive steps of a case are counted in a run that times nothing."""
         return self.counted_steps if case.counted_steps is None else case.counted_steps
 
     def is_failing(self, measurement: Measurement) -> bool:
@@ -79,7 +79,7 @@ class Options:
 
 
 def missing_baselines(directory: Path, root: Path) -> str | None:
-    """Return a message if `directory`, chosen for reviewed baselines, does not exist, or None.
+    """Return a message if the user chose a directory of reviewed baselines that does not exist, else None.
 
     The default directory may be missing, because it is created when a baseline is accepted.
     """
@@ -182,8 +182,9 @@ class Setup:
     def forecasts(self, device_name: str, session: Path) -> Forecasts:
         """Return the measurements and forecasts on a kind of GPU that were in the store at the first call.
 
-        Those of the current session, whose directory is `session`, are left out. If they were included, the
-        measurement of a case would already have removed the forecast with which it must be compared.
+        Those of the current session, whose directory is `session`, are left out: a measurement removes the
+        older forecast of its case, and the session still needs this forecast to compare its measurement with
+        it.
         """
         if device_name not in self._forecasts:
             earlier = [file for file in self.store.results() if file.parent.name != session.name]

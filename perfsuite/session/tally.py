@@ -23,7 +23,7 @@ class Tally:
 
     @property
     def only_shown(self) -> list[Measurement]:
-        """The results whose counts are judged, but whose times `allow_shared` only shows."""
+        """The results whose times are only shown, because of `allow_shared`. Only their counts are judged."""
         shown = self.results if self.options.allow_shared and self.options.counts else ()
         return [
             result

@@ -22,11 +22,11 @@ def unclaimed(
 ) -> list[tuple[str, str]]:
     """Return the case id of each unclaimed baseline, and why the baseline belongs to no selected case.
 
-    Baselines of times and of counts are searched, of the hardware on which a selected case is measured. A
-    case that has both is listed once. `collected` has all cases by id, and `claimed` has the ids of the
-    selected cases. `markers` are the markers in `-m`, if `-m` names hardware. If the command line names only
-    directories outside of the directory of cases, `elsewhere` is the directory that the setting `perf_cases`
-    names. Otherwise, `elsewhere` is None.
+    The search covers the baselines of times and of counts for all hardware on which a selected case is
+    measured. A case that has both is listed once. `collected` has all cases by id, and `claimed` has the ids
+    of the selected cases. `markers` are the markers in `-m`, if `-m` names hardware. If the command line
+    names only directories outside of the directory of cases, `elsewhere` is the directory that the setting
+    `perf_cases` names. Otherwise, `elsewhere` is None.
     """
     selected = [case for case_id, case in collected.items() if case_id in claimed]
     files = [file for case in selected for file in mode.reviewed_files(case)]
@@ -75,9 +75,11 @@ def _is_meant(mode: Mode, case: Case, markers: Collection[str]) -> bool:
 
 
 def _is_of_another_night(mode: Mode, case: Case, file: Path, markers: Collection[str]) -> bool:
-    """Return whether `-m` excludes a case that this machine could judge: `-m gpu` excludes H100 cases.
+    """Return whether `-m` excludes a case that this machine could judge.
 
-    Different machines share counts, so a case can also be meant for another machine with the same counts.
+    For example, on an H100, `-m gpu` excludes the cases that are meant for `h100` only. A baseline of counts
+    is valid for all hardware of one architecture. If `file` is such a baseline, the case may be meant for any
+    of this hardware.
     """
     if not markers or not set(case.markers).isdisjoint(markers):
         return False

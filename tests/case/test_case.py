@@ -31,7 +31,7 @@ def of(name: str, **options: Any) -> dict[str, Any]:
 
 DPP = "unknown framework 'dpp'. Did you mean 'ddp'? Known: accelerate, ddp,"
 STEP = {"sharding_strategy": "FULL"}
-AC = "activation_checkpointing: give none, full, selective-op or every-N, such as 'every-2'"
+AC = "activation_checkpointing: expected 'none', 'full', 'selective-op' or 'every-N', such as 'every-2'"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ AC = "activation_checkpointing: give none, full, selective-op or every-N, such a
         bad("unknown hardware 'H-100': did you mean 'h100'?", hardware="H-100"),
         bad("unknown hardware 'h1000'", "cpu, gpu, a10, a100", "h200", "'h100-80gb-sxm'", hardware="h1000"),
         bad("unknown hardware 'H100': did you mean 'h100'? begin with one of cpu", hardware=("cpu", "H100")),
-        bad("unknown hardware 'h100-80GBB': h100 is known as h100-80gb-pcie", hardware="h100-80GBB"),
+        bad("unknown hardware 'h100-80GBB': the known h100 hardware is h100-80gb", hardware="h100-80GBB"),
         bad("unknown hardware 'gpu-80gb'", "'gpu' is any", hardware="gpu-80gb"),
         bad("micro_batch:", "valid integer", "True", micro_batch=True),
         bad("micro_batch:", "valid integer", "'4'", micro_batch="4"),

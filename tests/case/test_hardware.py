@@ -134,7 +134,7 @@ def test_several_nodes_form_a_class_of_their_own() -> None:
 
 
 ANY = f"begin with one of {', '.join(ACCELERATORS)}"
-H200 = "h200 is known as h200-141gb-nvl, h200-141gb-sxm"
+H200 = "the known h200 hardware is h200-141gb-nvl, h200-141gb-sxm"
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ H200 = "h200 is known as h200-141gb-nvl, h200-141gb-sxm"
         ("cpu", None),
         ("cpu-of-any-name", None),
         ("gpu", None),
-        ("gpu-80gb", "gpu is known as just gpu"),
+        ("gpu-80gb", "the known gpu hardware is only gpu"),
         ("h200", None),
         ("h200-141gb", None),
         ("h200-141gb-nvl", None),

@@ -308,8 +308,8 @@ def test_failed_import_of_a_release_gets_advice(
     if package:
         (sentence,) = advice
         assert f"an import from {package} failed" in sentence
-        assert f"If {package}, or the package that imports it (see the traceback), does not fit" in sentence
-        assert "add a fitting release of this package to arm A" in sentence
+        assert f"Check whether {package} and the package that imports it (see the traceback) fit" in sentence
+        assert "add a release that fits to arm A" in sentence
 
 
 def test_advice_on_imports_is_given_by_counts_as_well(launches: Launches) -> None:

@@ -144,7 +144,7 @@ OF_LAUNCHES = ("inject", "no-counts", "explain")
         ({"against", "resume"}, r"--perf-against excludes --perf-resume \(comparisons"),
         ({"reference", "against"}, r"--perf-reference excludes --perf-against \(a reference is only useful"),
         ({"reference", "dry"}, r"--perf-reference excludes --perf-dry \(a reference is only useful"),
-        ({"reference", "resume"}, r"--perf-reference excludes --perf-resume \(a reference shows how fast"),
+        ({"reference", "resume"}, r"--perf-reference excludes --perf-resume \(a reference only shows"),
         ({"canaries"}, r"--perf-canaries needs --perf-reference: add it"),
         ({"interconnect"}, r"--perf-interconnect needs --perf-dry: add it, or leave --perf-interconnect out"),
     ],

@@ -311,7 +311,7 @@ def test_launches_get_the_time_of_the_bytes_alone() -> None:
     gather, of_kernels = findings_of_launches(run, finding(GIB, 3 * GIB), kernels)
     assert gather.in_words() == (
         "more bytes; sending these bytes takes 7.2 ms, but it is unknown how long the step waits for this: "
-        "only dry runs log when streams wait for each other"
+        "only the log of a dry run contains the waits between streams"
     )
     assert of_kernels == kernels
 
@@ -345,8 +345,8 @@ def test_launches_across_machines_share_the_network(ranks: int, apart: int, port
 def test_launches_on_an_unknown_network_have_a_reason() -> None:
     (gather,) = findings_of_launches(across_machines(None), finding(GIB, 3 * GIB))
     assert gather.in_words() == (
-        "more bytes; it is unknown how long the step waits for this work: only dry runs log when streams "
-        "wait for each other"
+        "more bytes; it is unknown how long the step waits for this work: only the log of a dry run "
+        "contains the waits between streams"
     )
 
 

@@ -62,7 +62,7 @@ def test_other_gpus_of_the_node_do_not_end_a_session() -> None:
 def test_a_session_with_a_reference_does_not_go_on() -> None:
     launched = SessionReference(arm=ArmFacts(text="v1", facts={}))
     assert differences(make_session(reference=launched), make_session()) == [
-        "a reference, which shows how fast the machine is in one session alone"
+        "a reference, whose launches show the speed of the machine only during that session"
     ]
 
 

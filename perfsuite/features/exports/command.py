@@ -55,7 +55,8 @@ def export(
             reason = result.no_evidence or "nothing was measured"
             remarks.append(f"no numbers for {result.case_id}: {reason}")
         elif counts == "not counted":
-            remarks.append(f"{result.case_id}: {counts}, so the work of a step may have changed")
+            unknown = "it is unknown whether the work of a step has changed"
+            remarks.append(f"{result.case_id}: {counts}, so {unknown}")
     text = formats.FORMATS[output_format](content)
     for remark in remarks:
         console(stderr=True).print(remark, style="yellow")

@@ -107,8 +107,8 @@ def comment(
     """Report on a pull request: one comment, kept up to date, and a check that is red, green or neutral.
 
     The check is red if a case is worse or fails. It is neutral if a session did not end or has no results, if
-    a case was not decided or not reached, if a case of arm A was not compared, or if a reviewed baseline has
-    no case. The check is attached to the commit that was measured.
+    a case was not decided or not reached, if a case of arm A was not compared, or if a reviewed baseline no
+    longer belongs to a case. The check is attached to the commit that was measured.
     """
     if not re.fullmatch(r"[\w .-]{1,60}", name):
         raise CaseError(f"--name {name!r}: expected up to 60 letters, digits, spaces, dots and hyphens")
@@ -193,15 +193,16 @@ def _pull_request(number: int, mark: str) -> PullRequest:
 def _measured(sessions: Sequence[SessionFile], of: PullRequest) -> str:
     """Return the commit of the pull request that the sessions measured.
 
-    The job of a pull request checks out a merge commit of the base and the pull request. In that case, the
-    second parent of the merge commit is returned. Raises `CaseError` if the commit cannot be determined.
+    The job of a pull request checks out a merge commit of the base and the pull request. If the
+    sessions measured this merge commit, its second parent is returned. Raises `CaseError` if the commit
+    cannot be determined.
     """
     recorded = {session.commit for session in sessions}
     shown = ", ".join(sorted(str(commit and commit[:12]) for commit in recorded))
     commit = recorded.pop() if len(recorded) == 1 else None
     if commit is None:
         raise CaseError(
-            f"the results are of commit {shown}, but a check needs the one commit that was measured. "
+            f"the results are of commit {shown}, but a check is attached to exactly one measured commit. "
             "Give it with --commit"
         )
     commits = of.commits | {of.head}
@@ -244,8 +245,8 @@ def commented(sessions: list[SessionFile], run_url: str, mark: str, note: str = 
 def conclusion(sessions: Sequence[SessionFile]) -> str:
     """Return the result of sessions in GitHub's terms: `failure`, `neutral` or `success`.
 
-    It is a `success` only if every session ended and measured something, and no case of arm A or of a
-    reviewed baseline is missing.
+    It is a `success` only if every session ended and measured something, every case of arm A was compared,
+    and every reviewed baseline belongs to a case.
     """
     results = [result for session in sessions for result in session.results]
     open_ones = [result for result in results if result.excused is None and not result.shadow]

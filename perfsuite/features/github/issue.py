@@ -75,8 +75,9 @@ def steps(
     An issue is closed when all of its cases were measured again and are good, and none of its drifts is still
     found. A case keeps the issue open if it was not measured, if its verdict is inconclusive or unhealthy,
     or if its work was not counted although it has a baseline of counts. If a session was interrupted, nothing
-    counts as good: no case is removed from the issue, and the issue is not closed. An issue whose list cannot
-    be read is never closed. It gets a new list as soon as something is bad.
+    counts as good: no case is removed from the issue, and the issue is not closed. An issue is never
+    closed if the hidden list of its subjects cannot be read. The issue gets a new list as soon as something
+    is bad.
     """
     failed = [result for result in results if result.outcome == "failed" and result.excused is None]
     regressed = [result for result in results if result.outcome == "regressed" and result.excused is None]
@@ -88,7 +89,7 @@ def steps(
     for subject in subjects or ():
         is_gone = subject in good or (drifts is not None and not cut_short and subject.startswith(_DRIFT))
         if not is_gone and subject not in bad:
-            why = "not measured again, not counted again, or unknown"
+            why = "not known to be good again (not measured, not counted, or not decided)"
             if cut_short:
                 why = "kept until a complete session finds it good"
             bad[subject] = f"- {code(subject)}: {why}. If this case is gone, close this issue by hand"
@@ -127,7 +128,10 @@ def _of_result(result: Measurement) -> str:
 
 
 def _of_drift(finding: Drift) -> str:
-    state = "**worse** over many nights; a newly measured baseline would accept this regression"
+    state = (
+        "**worse** over many nights. Fix this before you measure a new baseline, because a new baseline "
+        "would accept the regression"
+    )
     return "\n  - ".join([f"- {code(finding.case)}: {state}", *map(_plain, finding.sentences())])
 
 

@@ -15,10 +15,11 @@ from perfsuite.inputs.files import open_file
 
 EVENT_FILES = "*tfevents*"  # pattern of the names of TensorBoard's event files
 MEGATRON_TAG = "iteration-time"
-"""Tag of Megatron-LM's seconds per iteration, as means over `--log-interval`. Megatron-LM logs it only with
-`--log-timers-to-tensorboard`."""
+"""Megatron-LM logs its seconds per iteration with this tag. Each value is a mean over `--log-interval`
+iterations. The tag is logged only with `--log-timers-to-tensorboard`."""
 LARGEST_LOG = 2_000_000_000
-"""Maximum size of a log, in bytes. A log can contain pictures. It is read record by record."""
+"""Maximum size of a log, in bytes. It is this large because a log can contain pictures. A log is read record
+by record."""
 LONGEST = 1e15  # upper limit of a time, in any unit
 
 

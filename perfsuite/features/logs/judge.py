@@ -74,7 +74,7 @@ RATE = re.compile(
     r"|(?<![a-z])(mfu|hfu|tps|tgs|qps|fps)(?![a-z])",
     re.IGNORECASE,
 )
-"""Matches tags of rates. As times, they would be judged the wrong way round."""
+"""Matches tags of rates. If rates were judged as times, every verdict would be the wrong way round."""
 
 
 @dataclass(frozen=True, kw_only=True)

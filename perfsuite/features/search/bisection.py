@@ -164,11 +164,13 @@ def _not_worse(name: str, good: str, verdict: Verdict) -> CaseError:
     growing = [] if verdict.counts is None else verdict.counts.findings
     kept = next((finding.sentence for finding in growing if finding.outcome == "regressed"), None)
     if verdict.checks and kept is not None:
-        return CaseError(f"{name} is not slower than {good}, but keeps objects ({kept}). Add --counts")
+        leaves = f"each of its steps leaves more objects behind ({kept})"
+        return CaseError(f"{name} is not slower than {good}, but {leaves}. Add --counts")
     if not verdict.checks:
-        why = "; ".join(verdict.reasons) or "to search for a slower step, leave out --dry and --counts"
+        no_times = "times were not compared: to compare them, leave out --dry and --counts"
+        why = "; ".join(verdict.reasons) or no_times
         comparison = f"{name} does not do more work in a step than {good}: {verdict.outcome}"
-        return CaseError(f"{comparison}. There is nothing to search for: {why}")
+        return CaseError(f"{comparison}. There is nothing to search for ({why})")
     vague = [check for check in verdict.checks if check.outcome == "inconclusive" and check.interval]
     if vague:
         why = f", {vague[0].note}" if vague[0].note else ""

@@ -239,8 +239,8 @@ class ReleaseRuns:
     def _device(self, arms: Sequence[Arm]) -> Device | None:
         """Return the device to simulate in a dry run.
 
-        If torch can simulate CUDA in all arms, the result is None, which means the device that the case is
-        for. Otherwise, the result is "cpu".
+        None stands for the device that the case is meant for, and is returned if torch can simulate CUDA in
+        all arms. Otherwise, the result is "cpu".
         """
         asked = arms if self.package == "torch" else (HERE,)
         for arm in asked:

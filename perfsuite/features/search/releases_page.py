@@ -1,4 +1,4 @@
-"""Render the page of `perfsuite releases`: how each release changed a step of each case."""
+"""Render the page of `perfsuite releases`: how each release changed the work of a training step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,8 +25,8 @@ SENSE = (
     "to step and work in every n-th step are not seen."
 )
 ON_CPUS = (
-    "The counts of kernels, host reads and memory on CPUs are those of CPU code. On a GPU, a library can run "
-    "different code."
+    "If a case ran on CPUs, its counts of kernels, host reads and memory are those of CPU code. On a GPU, a "
+    "library can run different code."
 )
 DRY = "dry run"
 LAUNCH = "launch"

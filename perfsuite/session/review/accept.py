@@ -124,7 +124,7 @@ def _commit_of(session: SessionFile | None) -> str | None:
 def _healthy_in(store: Store, session: str, results: Sequence[Measurement]) -> set[Path]:
     """Return the directories of the launches that a session judged and did not set aside.
 
-    Launches of a case are left out if one of its launches failed, or if it ended with an error.
+    All launches of a case are left out if one of them failed, or if the case ended with an error.
     """
     of_session = SessionDir(store.sessions / session)
     return {
@@ -162,9 +162,9 @@ def accept(
 ) -> list[Path]:
     """Make these launches the reviewed baselines of their case, show what changes, and return the files.
 
-    `store` contains the launches. If it is None, only the counts of the launches become a baseline. If the
-    launches cannot become baselines, or can do so only with a reason, raises `PerfsuiteError` and writes
-    nothing.
+    `store` contains the launches. If it is None, only the counts of the launches become a baseline. Raises
+    `PerfsuiteError` and writes nothing if the launches cannot become baselines, or if this needs a reason and
+    `reason` is None.
     """
     acceptance = _acceptance(reason, launches[-1].commit)
     newest = launches[-1].session

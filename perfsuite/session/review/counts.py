@@ -82,8 +82,8 @@ def accepted(
 ) -> CountBaseline | None:
     """Make the counts of the newest session's launches a baseline, and show how it differs from the old one.
 
-    Earlier sessions are left out. Their code can be different, so their counts can differ, and counts that
-    differ between the launches of a baseline are never judged. Launches whose counting method or versions
+    Earlier sessions are left out. If an earlier session ran different code, its counts could differ from the
+    newest ones, and these counts would then never be judged. Launches whose counting method or versions
     differ from those of the newest launch are also left out. Returns None if no launch was counted. Raises
     `Refused` if the reviewed baseline has counts that the launches lack. Without a reason, also raises
     `Refused` if a step does more work or computes something else than in the reviewed baseline.
@@ -116,19 +116,24 @@ def accepted(
 
 
 _OF_COMPILATION = (KERNELS, PEAK, SAVED, GROWTH, IN_CYCLES, *COMPILED)
-"""Quantities that are unknown either if the model is compiled, or if it is not."""
+"""Quantities that are known only if the model is compiled, and quantities that are known only if it is not
+compiled."""
 
 
 def _lost_quantities(before: CountBaseline, now: CountBaseline) -> list[str]:
     """Return the quantities that the old baseline has, and that are unknown in the new one.
 
-    They would never be judged again. Three kinds are left out: quantities that depend on a version (Python
-    calls, and host reads of an older counting method), quantities of a loader's worker, which only launches
-    without timing have, and kept graphs, which are unknown whenever kept objects are. If only one side is
-    compiled, `_OF_COMPILATION` is left out as well.
+    They would never be judged again. Three kinds are left out:
+
+    - quantities that depend on a version: Python calls, and host reads of an older counting method
+    - quantities of a loader's worker, because not every launch can count them
+    - kept graphs, because they are unknown if kept objects are unknown
+
+    If only one side is compiled, `_OF_COMPILATION` is left out as well.
     """
+    # A change of method is accepted only with --reason, and the new method can count other quantities.
     if not are_alike(before.method, now.method):
-        return []  # another method needs a reason, and can count other quantities
+        return []
     names = dict[str, None]()
     for rank in sorted(ranks_in(before.counts)):
         then = of_rank(before.counts, rank)
@@ -150,7 +155,7 @@ def _is_compiled(counts: Counts) -> bool:
 
 
 def _other_values(before: CountBaseline, now: CountBaseline) -> str | None:
-    """Return why the new launches compute something other than the old ones, as a gate would say it."""
+    """Return why the new launches compute something other than the old ones, in the words of a verdict."""
     then = Computed.of_counts(before)
     today = replace(Computed.of_counts(now), is_dry=now.target.startswith(DRY))
     others = other_computation(then, today, OLD)

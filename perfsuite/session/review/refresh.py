@@ -24,7 +24,7 @@ def refreshed(
 
     Raises `CaseError` if pytest would measure nothing, and `FileError` if no baseline changed.
     """
-    # The settings of a repository can make cases without a baseline fail, so override them.
+    # Override the settings of the repository, because they can say that a case fails if it has no baseline.
     measure = [f"--perf-min-launches={LAUNCHES}", "--perf-missing-baseline=record", "--perf-explain"]
     measure.append(f"--perf-report={out}")
     where = (f"--perf-store={REFRESHED}", f"--perf-baselines={baselines}")

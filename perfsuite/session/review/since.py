@@ -23,7 +23,7 @@ class Changed:
     shown: Shown[Any]  # describes the change in words
 
     def as_row(self) -> dict[str, object]:
-        """Return the content before and now as data."""
+        """Return the old and the new content of the baseline as plain data."""
         sides = (("before", self.before), ("now", self.now))
         return {"file": self.file, **{key: side and documents.plain(side) for key, side in sides}}
 

@@ -126,7 +126,7 @@ def accepted(
 
     Launches that their session set aside are left out, and their number is shown. With `another_machine`,
     launches that were set aside only because the machine has changed since the baseline are included. Raises
-    `Refused` if the launches cannot become a baseline, or can do so only with a reason.
+    `Refused` if the launches cannot become a baseline, or if this needs a reason and `acceptance` has none.
     """
     newest = launches[-1].run
     stored = reviewed.find(newest.machine.hardware_class, newest.case)

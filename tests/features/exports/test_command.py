@@ -38,7 +38,7 @@ def test_writes_a_file_and_names_what_it_omits(results: Path, tmp_path: Path) ->
     measured = [record for record in json.loads(target.read_text()) if "benchmark_values" in record["metric"]]
     assert {record["model"]["name"] for record in measured} == {passed}
     assert shown.stderr == (
-        f"{passed}: not counted, so the work of a step may have changed\n"
+        f"{passed}: not counted, so it is unknown whether the work of a step has changed\n"
         f"no numbers for {throttled}: no launch on a healthy machine\n"
     )
 

@@ -182,11 +182,11 @@ def test_a_commit_of_another_branch_gets_no_check(on_pull_request: Gh, parents: 
 
 
 def test_refuses_results_of_an_unclear_commit(on_pull_request: Gh) -> None:
-    assert "the results are of commit None, but a check needs the one commit" in answer(
+    assert "the results are of commit None, but a check is attached to exactly one measured" in answer(
         GOOD, commit=None, status=2
     )
     files = [write_session(Path(name), GOOD, commit=commit) for name, commit in (("a", HEAD), ("b", OLDER))]
-    assert "of commit c0ffee00c0ff, decaf000deca, but a check needs" in error_of(
+    assert "of commit c0ffee00c0ff, decaf000deca, but a check is attached" in error_of(
         "github", "comment", *files, "--run-url", URL
     )
     bad = answer(GOOD, words=("--commit", "main"), status=2)

@@ -134,7 +134,7 @@ def test_issue_closes_on_a_good_case(good: Measurement) -> None:
 def test_issue_stays_open_without_a_good_case(results: tuple[Measurement, ...]) -> None:
     (step,) = steps_for(*results, issue=issue_of(CASE))
     assert step.arguments[:3] == ("issue", "edit", "7")
-    assert f"- `{CASE}`: not measured again, not counted again, or unknown" in step.text
+    assert f"- `{CASE}`: not known to be good again (not measured, not counted, or not decided)" in step.text
     assert Issue(7, step.text).subjects == [CASE]
 
 
