@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from perfsuite.errors import error_text
 from perfsuite.frameworks.common import private
@@ -230,7 +231,8 @@ class Counting:
             self._batches = Batches()
         is_late = self._ended + 1 == self.steps.late and self.counts is not None
         if is_late or self._ended == FIRST_COUNTED - 1:
-            self._counter = StepCounter(self._optimizers, tuple(self._model().parameters()), self._listener)
+            parameters = tuple(each for each in self._model().parameters() if not is_lazy(each))
+            self._counter = StepCounter(self._optimizers, parameters, self._listener)
             self.has_counted_late = is_late
             if not is_late:
                 self._counter.memory.watch_collector()

@@ -1,7 +1,7 @@
 """Keep perfsuite's hooks out of the user's compiled code. Imports neither torch nor dynamo itself.
 
-Without this, dynamo would also compile the hooks that run in a compiled function. The function would have more
-graphs and recompilations than without perfsuite, and with `fullgraph=True` it would end with an error.
+Without this, dynamo would also compile the hooks that run in a compiled function. The function would have
+more graphs and recompilations than without perfsuite, and with `fullgraph=True` it would end with an error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from perfsuite.worker.hooks.imports import AfterImport
 
 OURS = "perfsuite.worker"  # the package of all hooks
 MOST_COMPILATIONS = 10_000
-"""Number of compilations that dynamo remembers. It usually remembers the last 64, and forgets the others. They
+"""Number of compilations that dynamo remembers. Usually it only remembers the last 64, so that the others
 would not be counted."""
 _imports: AfterImport | None = None
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from perfsuite.frameworks.common.model import dtype_name
 from perfsuite.frameworks.common.private import is_wrapper_subclass, tree_leaves
@@ -23,7 +24,7 @@ def dtypes_of(model: Any, optimizer: Any, linear_layers: Mapping[str, int] | Non
     the model's parameters. Scalars, such as the number of steps, are left out. `linear_layers` gives, for
     each dtype, how many weights belong to linear layers that computed in this dtype during the step.
     """
-    parameters = list(model.parameters())
+    parameters = [parameter for parameter in model.parameters() if not is_lazy(parameter)]
     stepped = parameters_of(optimizer)
     gradients = _gradients(parameters) or _gradients(stepped)
     state = [leaf for leaf in tree_leaves(list(optimizer.state.values())) if isinstance(leaf, Tensor)]

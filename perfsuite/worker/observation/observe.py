@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.base import framework_of
@@ -238,7 +239,7 @@ class Observer:
         return f"{sum(is_checkpointed(mode, index) for index in range(count))} of {count}"
 
     def _look(self) -> dict[str, str]:
-        parameters = list(self.model.parameters())
+        parameters = _parameters_in(self.model)
         trained = {id(p) for p in parameters if p.requires_grad}
         owned = set(map(id, parameters_of(self.optimizer)))
         fused = " fused" if self.optimizer.defaults.get("fused") else ""
@@ -279,7 +280,7 @@ def owner(optimizer: Any) -> nn.Module:
     if engine is not None:
         return cast(nn.Module, engine)
     wanted = set(map(id, parameters_of(optimizer)))
-    owned = {module: wanted & {id(p) for p in module.parameters()} for module in living(nn.Module)}
+    owned = {module: wanted & set(map(id, _parameters_in(module))) for module in living(nn.Module)}
     owners = []
     if not any(owned.values()):
         owned.clear()
@@ -302,6 +303,17 @@ def owner(optimizer: Any) -> nn.Module:
     return owners[0] if len(owners) == 1 else Owners(owners)
 
 
+def _parameters_in(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of any living module, without those that have no shape yet (`nn.LazyLinear`).
+
+    The classes of some modules override `parameters` with another meaning. Such modules have none.
+    """
+    try:
+        return [parameter for parameter in module.parameters() if not is_lazy(parameter)]
+    except Exception:
+        return []
+
+
 def _copied(optimizer: Any, modules: Collection[nn.Module]) -> list[nn.Module]:
     """Return the outermost modules whose parameters `optimizer` might update through copies. Can be empty.
 
@@ -312,7 +324,7 @@ def _copied(optimizer: Any, modules: Collection[nn.Module]) -> list[nn.Module]:
     inner = {child for module in modules for child in module.children()}
     stepped = set(map(id, parameters_of(*living(torch.optim.Optimizer))))
     trained = {
-        module: {id(p): p.numel() for p in module.parameters() if p.requires_grad}
+        module: {id(p): p.numel() for p in _parameters_in(module) if p.requires_grad}
         for module in modules
         if module not in inner
     }

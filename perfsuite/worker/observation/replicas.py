@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from perfsuite.frameworks.common import private
 from perfsuite.frameworks.common.private import disable_current_modes, shard_of
@@ -19,7 +20,11 @@ _sequence_number = private.or_none("sequence_number")
 
 def fingerprint(model: nn.Module) -> dict[str, float]:
     """Return, for each trained parameter, the L1 norm of this rank's shard. Every step changes the norm."""
-    trained = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+    trained = (
+        (name, parameter)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and not is_lazy(parameter)  # a lazy parameter has no values yet
+    )
     with torch.no_grad():
         shards = ((name, _real(local(parameter))) for name, parameter in trained)
         return {
