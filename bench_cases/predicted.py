@@ -125,7 +125,7 @@ def show(table: PublishedFile, names: Sequence[str], predictions: FrozenFile) ->
         out.print(grid)
         out.print(f"as predicted: {_text(as_predicted([*found.values()]))}")
         if len(found) > 1:
-            out.print(f"with the factor of one row: {_text(with_one_factor([*found.values()]))}")
+            out.print(f"corrected with the ratio of another row: {_text(with_one_factor([*found.values()]))}")
     for case, reason in predictions.unknown.items():
         out.print(f"not predicted: {case}: {reason}")
 

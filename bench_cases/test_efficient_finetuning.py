@@ -42,8 +42,8 @@ LARGE = SMALL.replace(
 SMALL_LORA = {**ADAPTERS, "max_warmup_steps": 150, "steps": 300}
 LARGE_LORA = {**ADAPTERS, "max_warmup_steps": 60, "steps": 120}
 FP32 = {"precision": "fp32", "max_warmup_steps": 20, "steps": 50}  # 0.7 s each; 2.5 s on an A100
-# Quantised weights are stored packed, in the dtype of the other weights. A wrapper that shards must not cast
-# them.
+# Quantised weights are stored packed, in the dtype of the other weights. A sharding wrapper must not cast
+# these packed weights, so the sharded cases use bf16 instead of bf16-mixed.
 QLORA = LARGE.replace(precision="bf16", **LARGE_LORA, quantization="4bit")
 
 CASES = [

@@ -1,4 +1,4 @@
-"""Llama on current GPUs: one GPU, one node of eight with each strategy and library, two and eight nodes.
+"""Llama on one GPU, on one node of eight GPUs with each strategy and library, and on two and eight nodes.
 
 The clocks and the temperature of a GPU need several seconds to settle, whatever the number of steps. So on an
 H100, each case warms up for about 10 s and is measured for at least 20 s. The numbers of steps were chosen

@@ -38,8 +38,9 @@ OURS = [case.replace(framework=FSDP2()) for case in PUBLISHED]
 
 # FSDP with tensor parallelism (2-D) has the same global batch as FSDP alone (1-D): 8 data-parallel ranks with
 # 8 sequences each, instead of 64 ranks with one sequence each. torchtitan's 2-D cases use one micro-batch
-# that is 8 times as large. perfsuite's FSDP2 gathers the logits of a whole micro-batch on each rank. So its
-# 2-D cases keep the micro-batch of the 1-D case, and accumulate 8 of them.
+# that is 8 times as large. perfsuite's FSDP2 gathers the logits of a whole micro-batch on each rank. A
+# micro-batch 8 times as large would need 8 times the memory for these logits. The 2-D cases of FSDP2
+# therefore keep the micro-batch of the 1-D case and accumulate 8 micro-batches.
 TWO_D = [
     how
     for case in (PUBLISHED[1], PUBLISHED[2])

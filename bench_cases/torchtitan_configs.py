@@ -53,17 +53,17 @@ def moonlight_debugmodel() -> Trainer.Config:
 
 
 def llama3_8b_whole_loss() -> Trainer.Config:
-    """Return torchtitan's `llama3_8b`, with the loss computed for all positions at once, as in 2024."""
+    """Return `llama3_8b`, with the loss of all positions computed at once, like torchtitan in 2024."""
     return _whole_loss(llama3_8b())
 
 
 def llama3_70b_whole_loss() -> Trainer.Config:
-    """Return torchtitan's `llama3_70b`, with the loss computed for all positions at once, as in 2024."""
+    """Return `llama3_70b`, with the loss of all positions computed at once, like torchtitan in 2024."""
     return _whole_loss(llama3_70b())
 
 
 def llama3_405b_whole_loss() -> Trainer.Config:
-    """Return `llama3_405b_bf16`, with the loss computed for all positions at once, as in 2024."""
+    """Return `llama3_405b_bf16`, with the loss of all positions computed at once, like torchtitan in 2024."""
     return _whole_loss(llama3_405b_bf16())
 
 
