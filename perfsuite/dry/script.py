@@ -140,6 +140,8 @@ class DryScript(DryRank):
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self._optimizers.takes_turn(optimizer):
+            if self._optimizer is not None and self.recorder.counting is not None:
+                self.recorder.counting.before_other_step(optimizer)
             return
         clock = self._optimizer or optimizer
         try:
@@ -170,6 +172,8 @@ class DryScript(DryRank):
             # The steps after the counted ones get their own time limit.
             if self.recorder.steps == self.steps.until:
                 signal.setitimer(signal.ITIMER_REAL, self.case.timeout_s)
+        elif self.recorder.counting is not None:
+            self.recorder.counting.after_other_step()
 
     def _before_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         loss = loss_of(tensors)

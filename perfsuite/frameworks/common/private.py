@@ -157,6 +157,7 @@ NAMES: Mapping[str, Name] = {
             "current_dispatch_mode": "torch.utils._python_dispatch:_get_current_dispatch_mode",
             "current_dispatch_mode_stack": "torch.utils._python_dispatch:_get_current_dispatch_mode_stack",
             "fake_tensor": "torch._subclasses.fake_tensor:",
+            "compile_callback": "torch._C._dynamo.eval_frame:get_eval_frame_callback",
             "has_kernel": "torch._C:_dispatch_has_kernel_for_dispatch_key",
             "is_wrapper_subclass_type": "torch.utils._python_dispatch:is_traceable_wrapper_subclass_type",
             "len_dispatch_stack": "torch._C:_len_torch_dispatch_stack",

@@ -206,6 +206,7 @@ class StepCounter(TorchDispatchMode):
         self._parameters = tuple(parameters)
         self.memory.counts_host = all(each.device.type == "cpu" for each in self._all_parameters())
         self._in_optimizer = False
+        self._in_other_optimizer = False
         # Whether the optimizer's step runs forward and backward in a closure, as in Lightning's `fit`.
         self._runs_closure = False
         self._closure_has_begun = False
@@ -269,6 +270,15 @@ class StepCounter(TorchDispatchMode):
         self._stalls = calls.stalls - self._stalls_before
         self.is_entered = False
         return super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def before_other_optimizer(self, optimizer: Any) -> None:
+        """Record that an optimizer is about to step whose step does not end the training step."""
+        self._guarded(self._note_optimizer, optimizer)
+        self._in_other_optimizer = True
+
+    def after_other_optimizer(self) -> None:
+        """Record that the step of such an optimizer has ended."""
+        self._in_other_optimizer = False
 
     def before_optimizer(self, *, runs_closure: bool = False) -> None:
         """Record that the optimizer is about to step.
@@ -387,6 +397,8 @@ class StepCounter(TorchDispatchMode):
         # 1. Work from the optimizer's pre-hook to the end of the training step belongs to the optimizer. The
         # exception is a closure in which the optimizer runs forward and backward.
         if self._in_optimizer and not self._is_in_closure(backward):
+            return "optimizer"
+        if self._in_other_optimizer and not backward and not torch.is_grad_enabled():
             return "optimizer"
         # 2. All other work outside of backward is forward, including batches, logging, and work between
         # steps.
@@ -511,12 +523,15 @@ class StepCounter(TorchDispatchMode):
         for parameter in self._all_parameters():
             self.memory.assign(parameter, "parameter")
         for optimizer in self._optimizers:
-            for value in tree_leaves(list(optimizer.state.values())):
-                if isinstance(value, Tensor):
-                    self.memory.assign(value, "optimizer state")
-            if _is_of_torch(optimizer):
-                steps = (state.get("step") for state in optimizer.state.values() if isinstance(state, dict))
-                self._step_counters |= {id(step) for step in steps if isinstance(step, Tensor)}
+            self._note_optimizer(optimizer)
+
+    def _note_optimizer(self, optimizer: Any) -> None:
+        for value in tree_leaves(list(optimizer.state.values())):
+            if isinstance(value, Tensor):
+                self.memory.assign(value, "optimizer state")
+        if _is_of_torch(optimizer):
+            steps = (state.get("step") for state in optimizer.state.values() if isinstance(state, dict))
+            self._step_counters |= {id(step) for step in steps if isinstance(step, Tensor)}
 
     def _all_parameters(self) -> list[Tensor]:
         return [*parameters_of(*self._optimizers), *self._parameters]

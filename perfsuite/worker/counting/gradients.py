@@ -14,10 +14,12 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from types import GeneratorType
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from perfsuite.errors import PrivateNameError
 from perfsuite.frameworks.common.private import disable_current_modes, loss_scale, scaled_optimizers
@@ -38,18 +40,23 @@ CHANGED = (
 )
 
 _reader: NormBeforeClipping | None = None  # the reader of the running step; None if no norm is read
+after_backward: Callable[[], object] | None = None  # called at the end of each backward, if it is not None
 
 
 class NormBeforeClipping:
     """Reads the squared norm of `optimizer`'s gradients, in the one step between `enter` and `leave`.
 
-    `unseen` calls a function without counting it as work of the step.
+    `unseen` calls a function without counting it as work of the step. `others` are the parameters of other
+    optimizers. Clipping their gradients does not clip those of `optimizer`.
     """
 
-    def __init__(self, optimizer: Any, unseen: Callable[..., Any]) -> None:
+    def __init__(
+        self, optimizer: Any, unseen: Callable[..., Any], others: Callable[[], Iterable[Any]] = tuple
+    ) -> None:
         self.note: str | None = None  # why the norm is unknown
         self._optimizer = optimizer
         self._unseen = unseen
+        self._others = others
         self._after_backward: float | None = None
         self._before_clipping: float | None = None
         self._saw_backward = False
@@ -68,11 +75,20 @@ class NormBeforeClipping:
         if _reader is self:
             _reader = None
 
-    def clips(self) -> None:
-        """Read the norm before gradients are clipped, unless they were already clipped in this step."""
-        if not self._is_clipped:
+    def clips(self, clipped: Any) -> None:
+        """Read the norm before gradients are clipped, unless they were already clipped in this step.
+
+        `clipped` is the first argument of the clipping function: parameters, or a module that has them.
+        """
+        if not self._is_clipped and not self._unseen(self._are_of_others, clipped):
             self._is_clipped = True
             self._before_clipping = self._unseen(self.read)
+
+    def _are_of_others(self, clipped: Any) -> bool:
+        """Return whether these parameters are known to belong to other optimizers."""
+        ids = set(map(id, _clipped_parameters(clipped)))
+        own = map(id, parameters_of(self._optimizer))
+        return not ids.isdisjoint(map(id, self._others())) and ids.isdisjoint(own)
 
     def backward_ended(self) -> None:
         """Read the norm after a backward. After the last backward of a step, it covers all micro-batches.
@@ -172,8 +188,24 @@ def _notice(owner: Any, name: str) -> None:
         calls.before(owner, name, _clips)
 
 
-def _clips(*_: Any, **__: Any) -> None:
-    _show(NormBeforeClipping.clips)
+def _clips(*args: Any, **kwargs: Any) -> None:
+    clipped = args[0] if args else kwargs.get("parameters")
+    _show(lambda reader: reader.clips(clipped))
+
+
+def _clipped_parameters(clipped: Any) -> list[Any]:
+    """Return the parameters in the argument of a clipping function. Empty if they are unknown.
+
+    An iterator is not consumed, because the clipping function needs it. From the iterator of
+    `Module.parameters`, the module is known.
+    """
+    if isinstance(clipped, GeneratorType) and clipped.gi_code is nn.Module.parameters.__code__:
+        clipped = clipped.gi_frame.f_locals["self"] if clipped.gi_frame is not None else ()
+    if isinstance(clipped, Tensor):
+        return [clipped]
+    if isinstance(clipped, nn.Module):
+        return [*clipped.parameters()]
+    return [*clipped] if isinstance(clipped, Collection) else []
 
 
 def _show(look: Callable[[NormBeforeClipping], None]) -> None:
@@ -202,6 +234,8 @@ def _notice_backward() -> None:
     def watched(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         _show(NormBeforeClipping.backward_ended)
+        if after_backward is not None:
+            after_backward()
         return result
 
     watched.tells_its_end = True  # type: ignore[attr-defined]

@@ -64,6 +64,7 @@ def watch(run_dir: RunDir, *, counts_objects: bool = False) -> None:
     With `counts_objects`, also count the objects that a worker keeps. This takes a few tenths of a second, so
     it is only for launches that time nothing.
     """
+    _leave_after_forks()
     counting = _Counting(run_dir, Growth(*KEPT_BETWEEN) if counts_objects else None)
     for name in ("MapDatasetFetcher", "IterableDatasetFetcher"):
         fetcher = private.or_none(name)
@@ -155,8 +156,6 @@ class _Counting:
         if self._growth is not None and self._growth.is_due(self._made):
             self._count_objects(self._growth)
         self._made += 1
-        if self._made == 1:
-            _leave_counters_of_the_rank()
         if self._made == OPERATORS_IN:
             with self._operators:
                 return fetch(*args)
@@ -260,6 +259,12 @@ class _Operators(TorchDispatchMode):
         except Exception:  # an error must not end the training
             self.is_whole = False
         return func(*args, **(kwargs or {}))
+
+
+@functools.cache
+def _leave_after_forks() -> None:
+    """Let processes that are forked from now on drop the rank's counters."""
+    os.register_at_fork(after_in_child=_leave_counters_of_the_rank)
 
 
 def _leave_counters_of_the_rank() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +30,7 @@ from perfsuite.results.counts import (
 )
 from perfsuite.results.quantities import FLOOR as MEMORY_FLOOR
 from perfsuite.results.quantities import python_unless_alike
+from perfsuite.worker.counting import gradients
 from perfsuite.worker.counting.counter import Listener, StepCounter
 from perfsuite.worker.counting.gradients import NormBeforeClipping
 from perfsuite.worker.counting.hidden import Watch
@@ -39,6 +42,7 @@ from perfsuite.worker.observation.second_step import in_backward, knows_backward
 
 ONE_STEP = StepsToCount(until=COUNTED_STEP, late=None)
 IN_BACKWARD = "the optimizer steps in backward"
+COMPILED = "the optimizer's step is a part of a function that torch.compile has compiled"
 REMOVED = "perfsuite's TorchDispatchMode was removed during the step"
 
 
@@ -88,12 +92,15 @@ class Counting:
         # The optimizers that have stepped. A step of the first one is a step of the training. The first one
         # can itself step the others.
         self._optimizers: list[Any] = []
+        # The optimizers whose steps do not end training steps (`before_other_step`).
+        self._others: list[weakref.ref[Any]] = []
         self._counter: StepCounter | None = None
         self._norm: NormBeforeClipping | None = None  # reads the norm in the reported step
         self._runs_closure = False  # whether the optimizer runs forward and backward itself
         self._batches: Batches | None = None  # the batches that were loaded before the first counted step
         self._ended = 0
         self._modes = len_dispatch_stack()
+        self._collector = Collector()
 
     @_to_a_note
     def before_optimizer_step(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
@@ -112,10 +119,32 @@ class Counting:
             self._counter.before_optimizer(runs_closure=runs_closure)
             self._runs_closure = runs_closure
             if self._norm is not None and not runs_closure:
-                self.gradient_squares = squares(each.grad for each in parameters_of(optimizer))
-                self._read_norm(self._norm)
+                self._read_norms(self._norm, optimizer)
 
-    def _read_norm(self, norm: NormBeforeClipping) -> None:
+    @_to_a_note
+    def before_other_step(self, optimizer: Any) -> None:
+        """Record that an optimizer is about to step whose steps do not end training steps.
+
+        Its work belongs to the optimizer phase. It is not kept alive.
+        """
+        self._others = [other for other in self._others if other() is not None]
+        if not any(other() is optimizer for other in self._others):
+            self._others.append(weakref.ref(optimizer))
+        if self._counter is not None:
+            self._counter.before_other_optimizer(optimizer)
+
+    @_to_a_note
+    def after_other_step(self) -> None:
+        """Record that the step of such an optimizer has ended."""
+        if self._counter is not None:
+            self._counter.after_other_optimizer()
+
+    def _parameters_of_others(self) -> list[Any]:
+        living = (other() for other in self._others)
+        return parameters_of(*(optimizer for optimizer in living if optimizer is not None))
+
+    def _read_norms(self, norm: NormBeforeClipping, optimizer: Any) -> None:
+        self.gradient_squares = squares(each.grad for each in parameters_of(optimizer))
         if in_backward():  # some gradients do not exist yet, and this step will not be counted
             return
         at_step = None
@@ -127,10 +156,14 @@ class Counting:
         if norm.note is not None:
             self.notes.append(norm.note)
 
-    def rebuilt(self) -> None:
-        """Stop counting if a new optimizer, whose state is not recognised, replaces the first one early."""
+    def rebuilt(self, optimizer: Any) -> None:
+        """Record that the script has replaced the first optimizer, which is not kept alive.
+
+        Stop counting if this happens early, because the state of the new one is not recognised.
+        """
         if self._ended < self.steps.until and not self.notes:
             self._give_up("the script built a new optimizer in the first steps")
+        self._optimizers[:1] = [optimizer]
 
     @_to_a_note
     def end_step(self) -> None:
@@ -138,19 +171,24 @@ class Counting:
         self._ended += 1
         if self._counter is None:
             return
-        if not self._leave(self._counter):
+        self._end(self._counter)
+        self._collector.go_on()
+
+    def _end(self, counter: StepCounter) -> None:
+        """End a counted step."""
+        if not self._leave(counter):
             return
         if in_backward():  # autograd will restore the dispatch modes that were active when backward began
             self._give_up(IN_BACKWARD)
             return
-        counts = self._counter.end_step(self._ended)
-        error = self._counter.error or self._counter.memory.error
+        counts = counter.end_step(self._ended)
+        error = counter.error or counter.memory.error
         if error is not None:
             raise error
         if self._ended == COUNTED_STEP:
-            self._report(_with_cycles(counts, self._counter), self._counter)
+            self._report(_with_cycles(counts, counter), counter)
         elif self.counts is not None:
-            self._add(self.counts, counts, self._counter)
+            self._add(self.counts, counts, counter)
         if self._ended in (self.steps.until, self.steps.late):
             self.abandon()
 
@@ -183,7 +221,7 @@ class Counting:
     def _read_late(self) -> None:
         """Read the norms that were not available before the optimizer's step."""
         if self._norm is not None and self._runs_closure:  # the closure has computed the gradients by now
-            self._read_norm(self._norm)
+            self._read_norms(self._norm, self._optimizers[0])
         # Even if an engine has freed the gradients, it can know their norm before clipping. This norm does
         # not include fp16's loss scale.
         norm = engines.gradient_norm(self._optimizers[0])
@@ -235,6 +273,7 @@ class Counting:
             self._counter = StepCounter(self._optimizers, parameters, self._listener)
             self.has_counted_late = is_late
             if not is_late:
+                gc.collect()  # older garbage would otherwise be freed at some time in the counted steps
                 self._counter.memory.watch_collector()
             for storage in self._end_batches():
                 self._counter.memory.received(storage)
@@ -245,14 +284,18 @@ class Counting:
         """Activate the counter."""
         if in_backward():  # autograd would remove a mode that is entered now
             self._give_up(IN_BACKWARD)
+        elif software.is_in_compiled_code():  # torch does not allow it to enter a mode there
+            self._give_up(COMPILED)
         elif len_dispatch_stack() != self._modes:
             self._give_up("the training has its own TorchDispatchMode around its optimizer's step")
         else:
             is_real = active_fake_mode() is None
             self._watch = Watch() if is_real else None
             if is_real and self._ended == COUNTED_STEP - 1:
-                self._norm = NormBeforeClipping(self._optimizers[0], counter.python.unseen)
+                others = self._parameters_of_others
+                self._norm = NormBeforeClipping(self._optimizers[0], counter.python.unseen, others)
                 self._norm.enter()
+            self._collector.pause()
             counter.__enter__()
 
     def result(self) -> Counts | None:
@@ -295,12 +338,46 @@ class Counting:
         counter = self._counter
         self._counter = None
         self._watch = None
+        self._collector.go_on()
         if self._norm is not None:
             self._norm.leave()
             self._norm = None
         if counter is not None:
             leave(counter)
             counter.memory.forget()
+
+
+class Collector:
+    """Runs Python's garbage collector at fixed places of a counted step: at the end of each backward.
+
+    Usually, it runs after some number of allocations. Tensors in reference cycles would then be freed earlier
+    or later than in another launch, although the training is the same. If the training has turned the
+    collector off, it stays off.
+    """
+
+    def __init__(self) -> None:
+        self._is_paused = False
+
+    def pause(self) -> None:
+        """Collect only after each backward from now on."""
+        if self._is_paused or not gc.isenabled():
+            return
+        gradients.watch()
+        gradients.after_backward = _collect_young
+        gc.disable()
+        self._is_paused = True
+
+    def go_on(self) -> None:
+        """Let Python decide again when to collect."""
+        if self._is_paused:
+            gradients.after_backward = None
+            gc.enable()
+            self._is_paused = False
+
+
+def _collect_young() -> None:
+    """Collect the garbage among young objects. This is not counted as a call of `gc.collect`."""
+    getattr(gc.collect, "__wrapped__", gc.collect)(1)
 
 
 def _memory_unless_alike(memory: StepMemory | None, reported: StepMemory | None) -> StepMemory | None:

@@ -21,7 +21,8 @@ def watch() -> None:
     global _imports
     if _imports is not None:
         _imports.end()
-    _imports = AfterImport({"torch._dynamo": _skip}, lambda error: None)
+    package = private.NAMES["skip_package"].module.rpartition(".")[0]
+    _imports = AfterImport({package: _skip}, lambda error: None)
     _imports.begin()
 
 

@@ -98,6 +98,12 @@ def compiled_graphs() -> int | None:
     return None
 
 
+def is_in_compiled_code() -> bool:
+    """Return whether a function that dynamo compiles is running, and has called this function."""
+    callback = private.or_none("compile_callback")
+    return callback is not None and callback() is not None
+
+
 def is_compiled_anew() -> bool:
     """Return whether inductor is known to have compiled a graph that was not in its cache."""
     with contextlib.suppress(PrivateNameError):

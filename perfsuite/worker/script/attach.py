@@ -15,7 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -45,6 +45,9 @@ from perfsuite.worker.script.script_rank import (
     without_launcher,
 )
 from perfsuite.worker.spans import events
+
+if TYPE_CHECKING:
+    from perfsuite.worker.counting.steps import Counting
 
 # Load the code for counting before memory is read for the first time. If torch lacks a private name, counting
 # a step will report this.
@@ -191,6 +194,8 @@ class Attached:
 
     def _take(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self._optimizers.takes_turn(optimizer):
+            if self.state == "measuring" and self._counting is not None:
+                self._counting.before_other_step(optimizer)
             return
         self._search.end()  # do this first, because the search would make all other work slower
         if self.state == "over":
@@ -215,12 +220,19 @@ class Attached:
 
         After the last step of the case, end the script, even if there were errors in hooks.
         """
-        if self._ends_step(optimizer):
+        if not self._ends_step(optimizer):
+            if self.state == "measuring" and self._counting is not None:
+                self._counting.after_other_step()
+        else:
             self.steps += 1
             if self.state == "measuring":
                 self._end_step(optimizer)
             if self.steps >= self.case.total_steps or (self.rank is not None and self.rank.is_profiled):
                 raise Measured
+
+    @property
+    def _counting(self) -> Counting | None:
+        return None if self.rank is None else self.rank.recorder.counting
 
     @_guarded
     def _ends_step(self, optimizer: Any) -> bool:

@@ -190,14 +190,14 @@ class ScriptRank(Rank):
     def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Pass a step of the timed optimizer to the observer and the counting.
 
-        If a new optimizer has replaced the first one, its steps are passed on as steps of the first one. In
-        the second step, also check that the step matches the case, and record its evidence. Raises
-        `MismatchError` if the step does not match.
+        A new optimizer can replace the first one. In the second step, also check that the step matches the
+        case, and record its evidence. Raises `MismatchError` if the step does not match.
         """
-        first = self.observer.optimizer or optimizer
-        if optimizer is not first and self.recorder.counting is not None:
-            self.recorder.counting.rebuilt()
-        super().before_optimizer_step(first, args, kwargs)
+        if self.observer.optimizer is not None and self.observer.optimizer is not optimizer:
+            self.observer.optimizer = optimizer
+            if self.recorder.counting is not None:
+                self.recorder.counting.rebuilt(optimizer)
+        super().before_optimizer_step(optimizer, args, kwargs)
         if self.recorder.steps == 1:
             self.observer.check_second_step()
             self.claim.give(self.observer.evidence())

@@ -11,8 +11,10 @@ from torch import nn
 
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.worker.counting import gradients
+from perfsuite.worker.counting.gradients import NormBeforeClipping
 from perfsuite.worker.counting.steps import Counting
 from perfsuite.worker.observation import scalers
+from perfsuite.worker.observation.optimizers import parameters_of
 from tests.packages import Packages
 from tests.samples import known
 from tests.worker import motor
@@ -77,6 +79,42 @@ def test_the_norm_is_read_before_clipping(clip: Clip) -> None:
     assert counting.unclipped_squares == pytest.approx(before)
     assert known(counting.gradient_squares) < 0.1 * before
     assert counting.notes == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda model: model.parameters(),
+        lambda model: [*model.parameters()],
+        lambda model: model,
+        lambda model: model.weight,
+    ],
+    ids=["generator", "list", "module", "tensor"],
+)
+def test_clipping_for_another_optimizer_is_ignored(given: Callable[[nn.Module], Any]) -> None:
+    """A generator and its discriminator, for example, are clipped separately."""
+    other = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(other.parameters())
+    own = nn.Parameter(torch.ones(1))
+    own.grad = torch.full((1,), 3.0)
+    norm = NormBeforeClipping(
+        torch.optim.SGD([own]), lambda function, *args: function(*args), lambda: parameters_of(optimizer)
+    )
+    norm.enter()
+    try:
+        gradients._clips(given(other))
+        own.grad = torch.full((1,), 5.0)
+        gradients._clips([own])
+    finally:
+        norm.leave()
+    assert norm.result(None) == 25
+
+
+def test_noticing_a_clip_consumes_no_parameters() -> None:
+    model = nn.Linear(2, 2)
+    parameters = model.parameters()
+    assert gradients._clipped_parameters(parameters) == [*model.parameters()]
+    assert [*parameters] == [*model.parameters()]
 
 
 def test_unclipped_norm_is_that_of_the_optimizer() -> None:

@@ -1,5 +1,6 @@
 import gc
 import importlib
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,25 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.flop_counter import FlopCounterMode
 
 from perfsuite.errors import PrivateNameError
-from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, InCycles, StepsToCount
+from perfsuite.results.counts import (
+    COUNTED_STEP,
+    FIRST_COUNTED,
+    Counts,
+    InCycles,
+    StepMemory,
+    StepsToCount,
+)
 from perfsuite.results.quantities import FLOOR
 from perfsuite.worker.counting.counter import StepCounter
-from perfsuite.worker.counting.steps import Counting, _memory_unless_alike, warm_up
-from perfsuite.worker.hooks import calls
+from perfsuite.worker.counting.steps import COMPILED, Counting, _memory_unless_alike, warm_up
+from perfsuite.worker.hooks import calls, dynamo
 from perfsuite.worker.observation import engines, second_step, software
 from tests.counted import make_memory
 from tests.packages import Packages
 from tests.samples import known
 from tests.worker import motor
 from tests.worker.counting.test_hidden import by_numpy
-from tests.worker.loops import Loop, in_a_thread, memory
+from tests.worker.loops import INPUTS, Loop, in_a_thread, memory
 
 
 def test_counts_two_steps_and_reports_the_second() -> None:
@@ -192,13 +200,138 @@ def test_unseen_work_excludes_a_later_step() -> None:
     assert note.startswith("step 6 was not counted: none of the counted operators computed the gradients of")
 
 
+def test_a_replaced_optimizer_is_not_kept_alive() -> None:
+    loop = Loop()
+    loop.run()
+    first = weakref.ref(loop.optimizer)
+    loop.optimizer = torch.optim.SGD(loop.model.parameters(), lr=0.1)
+    loop.counting.rebuilt(loop.optimizer)
+    gc.collect()
+    assert first() is None
+
+
+def counts_with_another() -> Counts:
+    """Return the counts of a training with another model, whose optimizer does not end training steps."""
+    other = nn.Linear(16, 16)
+    optimizer = torch.optim.AdamW(other.parameters())
+
+    def train(loop: Loop) -> None:
+        other(INPUTS).sum().backward()
+        loop.counting.before_other_step(optimizer)
+        optimizer.step()
+        loop.counting.after_other_step()
+        loop.backward()
+
+    return known(Loop().run(train).result())
+
+
+def test_the_steps_of_another_optimizer_are_optimizer_work() -> None:
+    alone = known(Loop().run().result())
+    counts = counts_with_another()
+    assert known(counts.kernels)["optimizer"] > known(alone.kernels)["optimizer"]
+
+
+def test_the_step_counters_of_another_optimizer_are_no_host_reads() -> None:
+    assert counts_with_another().host_reads == {}
+
+
+def test_another_optimizer_is_not_kept_alive() -> None:
+    loop = Loop()
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+    loop.counting.before_other_step(optimizer)
+    died = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert died() is None
+
+
+def test_the_norm_after_a_closure_is_read() -> None:
+    loop = Loop()
+    seen = []
+
+    def closure() -> float:
+        loop.optimizer.zero_grad()
+        loop.backward()
+        seen.append(float(nn.utils.clip_grad_norm_(loop.model.parameters(), 1e-3)) ** 2)
+        return 0.0
+
+    for _ in range(COUNTED_STEP):
+        loop.counting.before_optimizer_step(loop.optimizer, (loop.optimizer, closure))
+        loop.optimizer.step(closure)
+        loop.counting.end_step()
+        loop.counting.begin_step()
+    assert loop.counting.gradient_squares == pytest.approx(1e-6, rel=1e-3)
+    assert loop.counting.unclipped_squares == pytest.approx(seen[-1])
+
+
+class Cycle:
+    """An object in a reference cycle. Only the garbage collector frees its tensor."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.itself = self
+
+
+def memory_with_garbage(objects: int) -> StepMemory:
+    """Return the memory of a training whose steps also make this many small cycles after each backward."""
+
+    def train(loop: Loop) -> None:
+        for _ in range(3):
+            Cycle(loop.model(INPUTS)).tensor.sum().backward()
+            for _ in range(objects):
+                Cycle(torch.Tensor())
+
+    return known(known(Loop().run(train).result()).memory)
+
+
+def test_memory_does_not_depend_on_when_garbage_is_collected() -> None:
+    assert memory_with_garbage(objects=1) == memory_with_garbage(objects=2000)
+
+
+def test_the_collector_is_on_again_after_a_counted_step() -> None:
+    Loop().run()
+    assert gc.isenabled()
+
+
+def test_a_collector_that_the_training_has_disabled_stays_off() -> None:
+    gc.disable()
+    try:
+        Loop().run()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+# Inductor imports a module that uses `torch.jit`.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_a_compiled_optimizer_step_is_not_counted() -> None:
+    loop = Loop()
+
+    @torch.compile(backend="eager")
+    def step() -> None:
+        loop.backward()
+        loop.counting.before_optimizer_step(loop.optimizer)
+        loop.optimizer.step()
+        loop.counting.end_step()
+        loop.counting.begin_step()
+
+    dynamo.watch()
+    try:
+        for _ in range(COUNTED_STEP + 1):
+            step()
+    finally:
+        torch._dynamo.reset()
+        counters.clear()
+    assert why_uncounted(loop.counting) == COMPILED
+
+
 def test_new_optimizer_ends_later_counting() -> None:
     loop = Loop(StepsToCount(until=9, late=None))
 
     def train(loop: Loop) -> None:
         loop.backward()
         if loop.number == 7:
-            loop.counting.rebuilt()
+            loop.counting.rebuilt(loop.optimizer)
 
     assert known(loop.run(train, steps=10).result()).also_counted == (5, 6)
 
