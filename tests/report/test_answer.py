@@ -6,7 +6,7 @@ from perfsuite.report.answer import DOES_MORE, IS_SLOWER, NOT_CHECKED, answer
 from perfsuite.results.session_file import Measurement, Skipped
 from tests.counted import NOT_COUNTED, make_check, make_counted, make_dry, make_finding
 from tests.report.test_slopes import MIB, growing
-from tests.samples import ARMS, judged, make_compared, make_machine, make_session_file
+from tests.samples import ARMS, judged, make_case, make_compared, make_machine, make_session_file
 
 SAME = make_check(make_finding(outcome="passed"), outcome="passed")
 
@@ -102,6 +102,12 @@ def test_says_that_the_gpu_was_pretended_to_be_a_cpu() -> None:
     on_gpu = make_dry(SAME)
     on_cpu = make_dry(SAME, machine=make_machine())
     assert "kernels" not in answered(on_gpu)[NOT_CHECKED].replace("slower kernel", "")
+    assert "GPU kernels and GPU memory in 1 case" in answered(on_cpu)[NOT_CHECKED]
+
+
+def test_says_so_for_a_case_meant_for_cpus() -> None:
+    """A user who runs such a case dry might train on GPUs."""
+    on_cpu = make_dry(SAME, machine=make_machine(), case=make_case(hardware="cpu"))
     assert "GPU kernels and GPU memory in 1 case" in answered(on_cpu)[NOT_CHECKED]
 
 

@@ -6,7 +6,7 @@ This step is not measured.
 import contextlib
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -188,10 +188,10 @@ def _first_tensor(values: Any) -> Tensor | None:
 
 
 class TokenCount:
-    """Counts the tokens passed to a model: the elements of `input_ids`, or else of the first input tensor.
+    """Counts the tokens passed to a model: the elements of all `input_ids`, or else of its first input.
 
-    Elements are tokens only if they are integers. For any dtype, the first dimension of this tensor is the
-    number of samples. If the call of a module is inside the call of another module, only the outer call
+    Elements are tokens only if they are integers. For any dtype, the first dimension of the first input is
+    the number of samples. If the call of a module is inside the call of another module, only the outer call
     counts. The outermost call is not always that of the wrapper, because a script can call the wrapped module
     directly.
     """
@@ -210,18 +210,19 @@ class TokenCount:
         self._depth += 1
         if self._depth > 1 or not torch.is_grad_enabled() or in_backward():
             return
-        given = dict(_tensors(args, kwargs))
-        tokens = given.get("input_ids", next(iter(given.values()), None))
-        if tokens is None:
+        given = [*_tensors(args, kwargs)]
+        # A model can get several inputs at once, for example pairs of sentences.
+        inputs = _named("input_ids", given) or [tensor for _, tensor in given[:1]]
+        if not inputs:
             return
-        self.samples += tokens.shape[0] if tokens.dim() else 0
-        if tokens.dtype not in (torch.int32, torch.int64):
+        self.samples += inputs[0].shape[0] if inputs[0].dim() else 0
+        if inputs[0].dtype not in (torch.int32, torch.int64):
             return
-        self.tokens += tokens.numel()
+        self.tokens += sum(tokens.numel() for tokens in inputs)
         self.forwards += 1
-        mask = given.get("attention_mask")
-        if mask is not None and mask.shape == tokens.shape:
-            self._padding.append((mask == 0).sum())
+        for tokens, mask in zip(inputs, _named("attention_mask", given), strict=False):
+            if mask.shape == tokens.shape:
+                self._padding.append((mask == 0).sum())
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """Record the end of a call, even if it failed."""
@@ -230,6 +231,11 @@ class TokenCount:
     def padding(self) -> int:
         """Return the number of tokens that attention masks exclude. This waits for the device."""
         return sum(int(count) for count in self._padding)
+
+
+def _named(name: str, tensors: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
+    """Return the tensors with this name, each of them once."""
+    return [*{id(tensor): tensor for its_name, tensor in tensors if its_name == name}.values()]
 
 
 def _tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:

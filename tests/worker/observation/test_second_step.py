@@ -185,6 +185,26 @@ def test_padding_is_what_the_mask_removes() -> None:
     assert (tokens.tokens, tokens.padding()) == (64, 0)
 
 
+def features(mask: list[list[int]]) -> dict[str, Tensor]:
+    return {"input_ids": TOKENS.clone(), "attention_mask": torch.tensor(mask)}
+
+
+def test_pairs_of_inputs_all_count() -> None:
+    """Models of sentence-transformers get a list of inputs, for example the two sentences of each pair."""
+
+    class OfPairs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Model(sdpa)
+
+        def forward(self, pairs: list[dict[str, Tensor]]) -> Tensor:
+            return sum(self.model(**pair) for pair in pairs)  # type: ignore[return-value]
+
+    pairs = [features([[1, 1, 1, 0], [1, 1, 1, 1]]), features([[1, 1, 1, 1], [1, 1, 0, 0]])]
+    tokens = step(OfPairs(), {"pairs": pairs}).tokens
+    assert (tokens.tokens, tokens.padding(), tokens.samples) == (16, 3, 2)
+
+
 def test_gradientless_calls_are_no_training() -> None:
     """This also holds for a model that a script has wrapped, but calls without the wrapper.
 
