@@ -160,6 +160,10 @@ class KeptObjects(Data):
     # themselves, because the garbage collector does not track them. None: unknown.
     graphs: int | None = None
     graph_holders: tuple[str, ...] = ()  # containers that hold some of these tensors
+    # The lowest number of tensors with an autograd graph that were alive after a step. It also shows a leak
+    # that something ends regularly, for example into a buffer that is emptied whenever the training logs.
+    # None: unknown.
+    graphs_left: int | None = None
 
     @property
     def total(self) -> int:

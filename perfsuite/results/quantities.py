@@ -37,6 +37,9 @@ varies between releases of a library, and 1,000 calls take less than a milliseco
 MODULES_FLOOR = 50
 """Number by which imported modules may differ without being judged. The number of modules varies between
 releases of a library, and an import takes only a millisecond or two."""
+GRAPHS_FLOOR = 2
+"""Number by which tensors with an autograd graph may differ without being judged. A training loop's own
+variables often hold the loss and the output of the last step, whose graph takes no memory after backward."""
 # Share by which Python calls vary between launches, for example because progress bars are redrawn by time.
 PYTHON_LOOSE = 0.02
 # Difference in calls that is always allowed. In a span with few calls, `PYTHON_LOOSE` allows almost none.
@@ -347,6 +350,10 @@ KEPT = _of_kept("objects kept per step", attrgetter("total"))
 """Kept objects have no floor: even one object per step adds up, and makes garbage collection slower."""
 KEPT_GRAPHS = _of_kept("tensors with an autograd graph kept per step", attrgetter("graphs"))
 """A graph takes more memory than the tensor that keeps it, because it keeps activations."""
+GRAPHS_LEFT = replace(
+    _of_kept("tensors with an autograd graph after a step", attrgetter("graphs_left")),
+    floor=lambda _: GRAPHS_FLOOR,
+)
 WORKER_KEPT = replace(
     _of_kept("objects kept by a loader's worker per batch", attrgetter("total"), kept_by_worker),
     of_worker=True,
@@ -418,7 +425,7 @@ COMPILED = (  # quantities that are counted over the whole launch
 )
 _OTHERS = (
     *(FLOPS, HOST_READS, BLOCKING, COPIES, STALLS, KERNELS, PEAK, SAVED, GROWTH, IN_CYCLES),
-    *(KEPT, KEPT_GRAPHS),
+    *(KEPT, KEPT_GRAPHS, GRAPHS_LEFT),
     MODULES,
     *COMPILED,
     WORKER_KERNELS,

@@ -31,6 +31,7 @@ _OF_MEMORY = (
     quantities.IN_CYCLES,
     quantities.KEPT,
     quantities.KEPT_GRAPHS,
+    quantities.GRAPHS_LEFT,
     quantities.WORKER_KEPT,
 )
 

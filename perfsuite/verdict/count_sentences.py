@@ -45,7 +45,7 @@ def _because(quantity: Quantity, before: Counts, now: Counts) -> str:
         return _parts(before.memory.at_peak, now.memory.at_peak, "bytes")
     if quantity is quantities.BREAKS and before.compiled is not None and now.compiled is not None:
         return _parts(before.compiled.breaks, now.compiled.breaks, "calls")
-    if quantity is quantities.KEPT_GRAPHS and now.kept is not None:
+    if quantity in (quantities.KEPT_GRAPHS, quantities.GRAPHS_LEFT) and now.kept is not None:
         return held_by(now.kept.graph_holders)
     if quantity is quantities.IN_CYCLES and now.memory is not None and now.memory.in_cycles is not None:
         return held_by(now.memory.in_cycles.holders)

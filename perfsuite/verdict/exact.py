@@ -223,6 +223,8 @@ def _quantities_not_judged(before: Counts, after: Sequence[Counts]) -> Iterator[
         if where is None:
             continue
         is_in_baseline = quantity.value(before) is not None
+        if quantity is quantities.GRAPHS_LEFT:
+            continue  # unknown whenever kept graphs are unknown, and older baselines did not record them
         is_rare = quantity in (quantities.STALLS, quantities.KEPT_GRAPHS, quantities.IN_CYCLES)
         if is_rare and not is_in_baseline and not any(quantity.value(counts) for counts in after):
             continue  # most training runs have none, and older baselines did not record them

@@ -199,6 +199,16 @@ def test_newly_kept_graphs_outweigh_fewer_objects(before: int, now: int, outcome
     assert worse == ([said] if outcome == "regressed" else [])
 
 
+@pytest.mark.parametrize(("now", "outcome"), [(2, "passed"), (3, "regressed")])
+def test_graphs_left_after_a_step_have_a_floor(now: int, outcome: str) -> None:
+    """A training loop's own variables can hold the loss and the output of the last step."""
+    before = counts(kept=KeptObjects(graphs=0, graphs_left=0))
+    left = counts(kept=KeptObjects(graphs=0, graphs_left=now, graph_holders=("`losses`",)))
+    check = judged(left, before=before)
+    said = f"tensors with an autograd graph after a step: 0 -> {now}, held by `losses`"
+    assert [(each.sentence, each.outcome) for each in check.findings] == [(said, outcome)]
+
+
 def test_sorts_findings_by_outcome_and_share() -> None:
     """A new collective of a few bytes is a smaller change than a large collective that doubled."""
     tiny = collective("broadcast", count=1, bytes=128)

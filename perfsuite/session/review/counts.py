@@ -14,6 +14,7 @@ from perfsuite.results.count_baseline import DRY, CountBaseline, from_runs, vers
 from perfsuite.results.counts import Counts, are_alike, of_rank
 from perfsuite.results.quantities import (
     COMPILED,
+    GRAPHS_LEFT,
     GROWTH,
     HOST_READS,
     IN_CYCLES,
@@ -144,7 +145,8 @@ def _lost_quantities(before: CountBaseline, now: CountBaseline) -> list[str]:
         for quantity in quantities((then, today)):
             if is_compiled and quantity in _OF_COMPILATION:
                 continue
-            depends = quantity.is_python or quantity.of_worker or quantity in (HOST_READS, KEPT_GRAPHS)
+            of_graphs = quantity in (KEPT_GRAPHS, GRAPHS_LEFT)
+            depends = quantity.is_python or quantity.of_worker or of_graphs or quantity is HOST_READS
             if not depends and quantity.value(then) is not None and quantity.value(today) is None:
                 names[quantity.name] = None
     return [*names]

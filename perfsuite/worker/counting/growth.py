@@ -16,6 +16,7 @@ from typing import Any
 
 from perfsuite.frameworks.common import own_list, private
 from perfsuite.results.counts import KeptObjects
+from perfsuite.results.quantities import GRAPHS_FLOOR
 from perfsuite.worker.counting.holders import holders_of
 from perfsuite.worker.observation.frozen import has_training_frozen
 
@@ -105,9 +106,16 @@ class Growth:
         names = sorted(self._counts[-1])
         kept = {name: self._kept_per_step([census.get(name, 0) for census in self._counts]) for name in names}
         by_type = {name: number for name, number in kept.items() if number > 0}
-        self._kept = KeptObjects(by_type=by_type, graphs=self._kept_graphs())
+        graphs = self._known_graphs()
+        self._kept = KeptObjects(
+            by_type=by_type,
+            graphs=None if graphs is None else max(self._kept_per_step(graphs), 0),
+            graphs_left=None if graphs is None else min(graphs),
+        )
         if by_type and not self._is_frozen_meanwhile:
             self._kept = self._with_holders(self._kept, new)
+        if self._kept.graphs == 0 and (self._kept.graphs_left or 0) > GRAPHS_FLOOR:
+            self._kept = self._with_graph_holders(self._kept)
         if has_training_frozen() and not self._is_frozen_meanwhile:
             self.notes.append(FROZEN)
         if not gc.isenabled():
@@ -122,12 +130,12 @@ class Growth:
             self.notes.append(f"{NO_GRAPHS}{type(error).__name__}: {error}")
             return None
 
-    def _kept_graphs(self) -> int | None:
-        """Return how many tensors with an autograd graph each step keeps, or None if this is unknown."""
+    def _known_graphs(self) -> list[int] | None:
+        """Return the number of tensors with an autograd graph at each boundary, or None if one is unknown."""
         graphs = [number for number in self._graphs if number is not None]
         if len(graphs) < len(self.boundaries) or self._is_frozen_meanwhile:
             return None
-        return max(self._kept_per_step(graphs), 0)
+        return graphs
 
     def _kept_per_step(self, numbers: Sequence[int]) -> int:
         """Return how many objects each step keeps, from their numbers at the three boundaries."""
@@ -182,6 +190,15 @@ class Growth:
         except Exception as error:  # a holder can be any object, and reading its attributes can run any code
             self.notes.append(f"{NO_HOLDERS}{type(error).__name__}: {error}")
         return kept
+
+    def _with_graph_holders(self, kept: KeptObjects) -> KeptObjects:
+        """Return the kept objects with the holders of tensors with an autograd graph."""
+        try:
+            tensors = _with_graph(gc.get_objects())[:SEARCHED]
+            return kept.replace(graph_holders=holders_of(tensors, {type(each).__name__ for each in tensors}))
+        except Exception as error:
+            self.notes.append(f"{NO_HOLDERS}{type(error).__name__}: {error}")
+            return kept
 
     def _oldest_alive(self, new: Mapping[str, Sequence[int]]) -> list[Any]:
         """Return, for each type, the oldest new objects that are still alive.

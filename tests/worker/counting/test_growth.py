@@ -77,6 +77,30 @@ def test_notices_a_kept_autograd_graph(keeps_graph: bool) -> None:
     assert (kept_objects.total, kept_objects.graphs) == (1, int(keeps_graph))
 
 
+def flushed(every: int) -> Callable[[int], object]:
+    """Return steps that keep their losses until they are logged in every n-th step."""
+    weight = torch.ones(3, requires_grad=True)
+
+    def step(number: int) -> None:
+        LEAK[number] = (2 * weight).sum()
+        if number % every == 0:
+            LEAK.clear()
+
+    return step
+
+
+def test_losses_that_are_kept_until_a_log_are_left() -> None:
+    """Such a buffer grows in no half of the steps, because it is emptied in each of them."""
+    kept_objects = kept(flushed(every=8))
+    assert (kept_objects.graphs, kept_objects.graphs_left) == (0, 1)
+
+
+def test_many_graphs_that_are_left_have_holders() -> None:
+    counting = counted(flushed(every=9), first=7, last=25)
+    assert known(counting.result()).graphs_left == 7
+    assert known(counting.result()).graph_holders == ("`tests.worker.counting.test_growth.LEAK`",)
+
+
 def test_a_graph_kept_by_few_of_many_tensors_shows() -> None:
     """Libraries keep many tensors per step, and only the loss among them has a graph."""
     weight = torch.ones(3, requires_grad=True)
@@ -135,7 +159,7 @@ def test_counting_replaces_no_graph_of_a_view() -> None:
         state.copy_(torch.tanh(weight * number).expand(2, 3))
         (loss + state.sum()).backward()
 
-    assert counted(step, first=3, last=9).result() == KeptObjects(graphs=0)
+    assert counted(step, first=3, last=9).result() == KeptObjects(graphs=0, graphs_left=2)
 
 
 class Odd(torch.Tensor):
@@ -227,7 +251,7 @@ def test_full_collection_midway_names_no_holder() -> None:
 
 
 def test_clean_training_has_no_holder() -> None:
-    assert kept(lambda number: [Spec()]) == KeptObjects(graphs=0)
+    assert kept(lambda number: [Spec()]) == KeptObjects(graphs=0, graphs_left=0)
 
 
 @pytest.mark.parametrize("at", [10, 20])
@@ -238,7 +262,7 @@ def test_a_cache_that_is_filled_once_is_no_growth(at: int) -> None:
         if number == at:
             LEAK.update({key: Spec() for key in range(1000)})
 
-    assert kept(fill) == KeptObjects(graphs=0)
+    assert kept(fill) == KeptObjects(graphs=0, graphs_left=0)
 
 
 def test_records_of_received_storages_are_no_growth() -> None:
@@ -248,7 +272,7 @@ def test_records_of_received_storages_are_no_growth() -> None:
         storage = torch.ones(1).untyped_storage()
         reductions.shared_cache["test", number] = reductions.StorageWeakRef(storage)
 
-    assert kept(receive) == KeptObjects(graphs=0)
+    assert kept(receive) == KeptObjects(graphs=0, graphs_left=0)
 
 
 def test_less_than_one_object_per_step_is_none() -> None:
@@ -256,7 +280,7 @@ def test_less_than_one_object_per_step_is_none() -> None:
         if number % 2:
             LEAK[number] = Spec()
 
-    assert kept(now_and_then) == KeptObjects(graphs=0)
+    assert kept(now_and_then) == KeptObjects(graphs=0, graphs_left=0)
 
 
 def test_cycles_that_are_garbage_are_not_kept() -> None:
@@ -264,12 +288,12 @@ def test_cycles_that_are_garbage_are_not_kept() -> None:
         one: list[object] = [Spec()]
         one.append(one)
 
-    assert kept(cycle) == KeptObjects(graphs=0)
+    assert kept(cycle) == KeptObjects(graphs=0, graphs_left=0)
 
 
 def test_omits_what_perfsuite_keeps_of_each_step() -> None:
     own = OwnList[Spec]()
-    assert kept(lambda number: own.append(Spec())) == KeptObjects(graphs=0)
+    assert kept(lambda number: own.append(Spec())) == KeptObjects(graphs=0, graphs_left=0)
     assert len(own) == 25
 
 
@@ -384,7 +408,7 @@ def test_objects_frozen_in_between_still_count(is_due: Callable[[int], bool]) ->
 
 def test_freezing_alone_keeps_nothing() -> None:
     kept, _ = counted_alone(lambda number: gc.freeze())
-    assert kept == KeptObjects(graphs=0)
+    assert kept == KeptObjects(graphs=0, graphs_left=0)
 
 
 def test_first_uses_in_each_half_are_no_growth() -> None:

@@ -198,7 +198,7 @@ def test_pairs_of_inputs_all_count() -> None:
             self.model = Model(sdpa)
 
         def forward(self, pairs: list[dict[str, Tensor]]) -> Tensor:
-            return sum(self.model(**pair) for pair in pairs)  # type: ignore[return-value]
+            return torch.stack([self.model(**pair) for pair in pairs]).sum()
 
     pairs = [features([[1, 1, 1, 0], [1, 1, 1, 1]]), features([[1, 1, 1, 1], [1, 1, 0, 0]])]
     tokens = step(OfPairs(), {"pairs": pairs}).tokens
