@@ -1,8 +1,9 @@
 """Estimate the trends of memory and step time over the measured steps of a launch, with intervals. Pure."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
-from statistics import NormalDist, linear_regression
+from statistics import NormalDist, linear_regression, stdev
 
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Run, Slope, SlopeUnit
@@ -34,7 +35,12 @@ def slopes_of(run: Run, reports: Sequence[RankReport]) -> tuple[Slope, ...]:
 def _slope(
     name: str, unit: SlopeUnit, values: Mapping[int, float], *, rank: int | None = None
 ) -> Slope | None:
-    """Fit a least-squares slope to values by step; None if there are too few, or if one is not finite."""
+    """Fit a least-squares slope to values by step; None if there are too few, or if one is not finite.
+
+    The interval of step times treats the values as independent. Levels of memory are not independent: after
+    one large allocation, all later levels are higher. So their interval has at least the width that follows
+    from the scatter of the changes between neighbouring levels.
+    """
     if len(values) < FEWEST or not all(map(math.isfinite, values.values())):
         return None
     steps = [*values]
@@ -42,6 +48,12 @@ def _slope(
     squares = sum((value - line.intercept - line.slope * step) ** 2 for step, value in values.items())
     middle = sum(steps) / len(steps)
     error = math.sqrt(squares / (len(steps) - 2) / sum((step - middle) ** 2 for step in steps))
+    if unit == "bytes":
+        changes = [
+            (after - before) / (later - step)
+            for (step, before), (later, after) in itertools.pairwise(values.items())
+        ]
+        error = max(error, stdev(changes) / math.sqrt(len(changes)))
     return Slope(
         name=name,
         unit=unit,

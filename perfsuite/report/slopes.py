@@ -52,7 +52,7 @@ def table(runs: Sequence[Run]) -> Table:
     rows = [(str(number), *_cells(slope)) for number, run in enumerate(runs, 1) for slope in run.slopes]
     caption = (
         f"The growth over {STEPS:,} steps, from a line fitted to the measured steps. The interval assumes "
-        "that the values are independent of each other."
+        "that the step times are independent of each other, and so are the changes between levels of memory."
     )
     headers = ("launch", "of", f"in {STEPS:,} steps", "95% interval")
     return Table(caption=caption, headers=headers, rows=rows, text_columns=2)

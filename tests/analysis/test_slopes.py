@@ -30,6 +30,18 @@ def test_interval_covers_what_noise_allows() -> None:
     assert high - low == pytest.approx(0.0160, rel=0.05)
 
 
+def test_one_large_allocation_is_no_certain_growth() -> None:
+    once = {step: 1000 * (step > 12) for step in range(1, 26)}
+    low, high = slopes(once, step_s=(1.0,) * 25)["resident memory"].interval
+    assert low < 0 < high
+
+
+def test_growth_in_every_second_step_is_certain() -> None:
+    growing = {step: 1000 * (step // 2) for step in range(1, 26)}
+    low, _ = slopes(growing, step_s=(1.0,) * 25)["resident memory"].interval
+    assert low > 0
+
+
 def test_memory_is_the_fastest_growing_ranks() -> None:
     levels = [{step: grows * step for step in range(1, 26)} for grows in (3, 8, 5)]
     memory = slopes(*levels, step_s=(1.0,) * 25)["resident memory"]
