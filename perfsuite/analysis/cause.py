@@ -184,7 +184,7 @@ def _end(path: Path) -> str:
     """
     try:
         with files.open_file(path, sys.maxsize) as file:
-            # A secret is recognised by its beginning, so read one secret's length more than is shown.
+            # A secret is recognised by its beginning. So read more than is shown, by the length of a secret.
             most = LOG_TAIL_BYTES + LONGEST_SECRET
             file.seek(max(0, os.fstat(file.fileno()).st_size - most))
             text = file.read(most)

@@ -150,7 +150,7 @@ def _explain(error: InstallerError, python: str) -> NoReturn:
     """
     missing = pip_errors.missing(error.output)
     if missing is not None and not missing.known:
-        # pip lists no versions if the package has a constraint.
+        # pip lists no versions if the user's constraints name the package.
         with contextlib.suppress(PackageError):
             missing = replace(missing, known=tuple(map(str, versions(missing.name, python=python))))
     if missing is None or missing.needs_python or missing.version is None:

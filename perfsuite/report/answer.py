@@ -135,6 +135,9 @@ def _not_checked(session: SessionFile) -> list[str]:
     if uncounted:
         parts.append(f"the work of a step in {_ids(uncounted)}")
     for result in results:
+        outside = _outside_of_counted_steps(result)
+        if outside:
+            parts.append(f"work outside of the counted steps of {result.case_id}: {', '.join(outside)}")
         growth = slopes.grows_faster(result)
         if growth is not None:
             parts.append(f"memory outside of Python: the process of {result.case_id} grows by {growth}")
@@ -154,6 +157,21 @@ def _counted_in_one_arm(result: Measurement) -> list[str]:
     check = result.verdict.counts
     notes = () if check is None else check.notes
     return [note.partition(NOT_JUDGED)[0] for note in notes if NOT_JUDGED in note]
+
+
+def _outside_of_counted_steps(result: Measurement) -> list[str]:
+    """Return the events and phases that never happened in a counted step, each with its first step."""
+    first: dict[str, int] = {}
+    counted = set[int]()
+    for run in result.runs:
+        for rank in run.counts:
+            counted |= {rank.counts.step, *rank.counts.also_counted}
+    for run in result.runs if counted else ():
+        for name, span in run.spans.items():
+            in_steps = [step + 1 for step in span.steps]
+            if in_steps and counted.isdisjoint(in_steps):
+                first.setdefault(name, in_steps[0])
+    return [f"{name} (first in step {step})" for name, step in first.items()]
 
 
 def _pretended_cpu(result: Measurement) -> bool:

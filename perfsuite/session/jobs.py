@@ -55,9 +55,9 @@ def interruptible(
 
     A process that has not ended `end_s` seconds later is killed. `streams` are arguments of `Popen`.
     """
-    # In a separate process group, the process gets Ctrl-C only once: from this process, not from the
-    # terminal. If this process is killed, the kernel interrupts the other one, which would otherwise measure
-    # at the same time as the next night.
+    # In a separate process group, the new process gets Ctrl-C only once: from this process, not from the
+    # terminal. If this process is killed, the kernel interrupts the new process. Otherwise, the new process
+    # would still measure when the next night begins.
     process = subprocess.Popen(
         command,
         **streams,

@@ -1,10 +1,10 @@
 """Put a price in milliseconds on each change of the counts.
 
-Between two dry runs, prices are predicted for collectives, kernels, FLOPs, and waits of the host for the GPU.
-The prediction replays the logged steps. A replay takes seconds, so a naive price is estimated first: the time
-that the changed work takes by itself, for example to send the bytes of a collective over its link. Only the
-changes with the highest naive prices are replayed. The log of a launch does not contain the waits between
-streams, so all prices of changes between launches are naive.
+If two dry runs are compared, prices are predicted for the changes of collectives, kernels, FLOPs, and waits
+of the host for the GPU. The prediction replays the logged steps. A replay takes seconds, so a naive price is
+estimated first: the time that the changed work takes by itself, for example to send the bytes of a collective
+over its link. Only the changes with the highest naive prices are replayed. The log of a launch does not
+contain the waits between streams, so all prices of changes between launches are naive.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def priced_launches(verdict: Verdict, run: Run) -> Verdict:
 def _upper_end(finding: Finding) -> float:
     """Return the upper end of a finding's price; 0 if it has no price or is not a regression.
 
-    If a price cannot be predicted, it might be the highest, so infinity is returned. This does not apply to
-    changes that were not replayed because others have higher naive prices.
+    If a price cannot be predicted, it might be the highest, so infinity is returned. An exception are changes
+    that were not replayed because other changes have higher naive prices: these return 0.
     """
     cost = finding.cost
     if finding.outcome != "regressed" or cost is None:

@@ -26,7 +26,9 @@ _OF_THE_HOST = (
     "because an older perfsuite also counted reads of tensors on the host: accept the counts again "
     "(perfsuite baseline accept --only-counts)"
 )
-_ACCEPT = ". If the work is no longer done, accept the counts (perfsuite baseline accept --only-counts)"
+_ACCEPT = (
+    ". If the training no longer does this work, accept the counts (perfsuite baseline accept --only-counts)"
+)
 
 
 def why_hidden(runs: Sequence[Run]) -> tuple[str, ...]:

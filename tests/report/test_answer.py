@@ -3,6 +3,8 @@
 import pytest
 
 from perfsuite.report.answer import DOES_MORE, IS_SLOWER, NOT_CHECKED, answer
+from perfsuite.results.counts import COUNTED_STEP
+from perfsuite.results.rank_report import SpanTimes
 from perfsuite.results.session_file import Measurement, Skipped
 from tests.counted import NOT_COUNTED, make_check, make_counted, make_dry, make_finding
 from tests.report.test_slopes import MIB, growing
@@ -109,6 +111,20 @@ def test_says_so_for_a_case_meant_for_cpus() -> None:
     """A user who runs such a case dry might train on GPUs."""
     on_cpu = make_dry(SAME, machine=make_machine(), case=make_case(hardware="cpu"))
     assert "GPU kernels and GPU memory in 1 case" in answered(on_cpu)[NOT_CHECKED]
+
+
+def spans(*steps: int) -> dict[str, SpanTimes]:
+    return {"evaluate": SpanTimes(seconds=(1.0,) * len(steps), steps=steps)}
+
+
+def test_names_events_outside_of_counted_steps() -> None:
+    said = answered(make_counted(spans=spans(25, 50)))[NOT_CHECKED]
+    assert f"work outside of the counted steps of {make_case().id}: evaluate (first in step 26)" in said
+
+
+def test_events_in_counted_steps_were_checked() -> None:
+    said = answered(make_counted(spans=spans(COUNTED_STEP - 1, 50)))[NOT_CHECKED]
+    assert "outside of the counted steps" not in said
 
 
 def test_counts_of_one_arm_were_not_checked() -> None:

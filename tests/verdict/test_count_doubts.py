@@ -25,7 +25,8 @@ FEWER = "FLOPs 1.76 -> 1.70 GFLOP"
         (
             counts(flops={}),
             "FLOPs 1.8 GFLOP -> 0 a step: less than half, so the rest might be done without being counted. "
-            "If the work is no longer done, accept the counts (perfsuite baseline accept --only-counts)",
+            "If the training no longer does this work, accept the counts "
+            "(perfsuite baseline accept --only-counts)",
         ),
         (counts(collectives=()), f"collectives {3 * BYTES / 2**20:.1f} MiB -> 0 a step: less than half"),
         (

@@ -95,7 +95,7 @@ def price_of_calls(replays: Replays, group: Group, fewer: int, machine: MachineS
 def _difference(replays: Replays, others: Sequence[Sequence[Entry]], machine: MachineSpeeds) -> Price:
     """Return how much longer a step takes than the other steps.
 
-    The range covers all of the other steps, on all machines of `_machines`.
+    The returned range contains the difference to each of the other steps on each machine of `_machines`.
     """
     replays_of_others = [Replays(other) for other in others]
     costs = [

@@ -167,7 +167,7 @@ def _rebase(history_dir: Path) -> None:
 
 
 def _push(history_dir: Path) -> None:
-    """Push the branch. If another job has pushed in the meantime, put the commits of this job after its."""
+    """Push the branch. If another job has pushed in the meantime, its commits come first."""
     for _ in range(PUSHES - 1):
         with contextlib.suppress(GitError):
             git("push", "--quiet", "origin", BRANCH, cwd=history_dir)

@@ -39,7 +39,7 @@ class Recorder:
     faults. It is called with the step's index, just before the end of the step is stamped.
 
     The peak of `memory` is reset after the first step, because in that step, libraries can allocate memory
-    that they need only once. The peak is reset again after the counted steps.
+    that they need only once. It is reset again after the steps whose work is counted.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Recorder:
             self._peak = self.memory.read()
 
     def peak_memory(self) -> Memory | None:
-        """Return the peak memory so far. The step that is counted after the measured steps is excluded."""
+        """Return the peak memory so far, without the step after the measured steps whose work is counted."""
         if self._peak is None and self.memory is not None:
             return self.memory.read()
         return self._peak

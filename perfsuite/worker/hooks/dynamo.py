@@ -1,4 +1,4 @@
-"""Keep perfsuite's hooks out of the user's compiled code. Imports neither torch nor dynamo itself.
+"""Keep perfsuite's hooks out of the user's compiled code. Imports neither torch nor dynamo.
 
 Without this, dynamo would also compile the hooks that run in a compiled function. The function would have
 more graphs and recompilations than without perfsuite, and with `fullgraph=True` it would end with an error.
@@ -11,8 +11,8 @@ from perfsuite.worker.hooks.imports import AfterImport
 
 OURS = "perfsuite.worker"  # the package of all hooks
 MOST_COMPILATIONS = 10_000
-"""Number of compilations that dynamo remembers. Usually it only remembers the last 64, so that the others
-would not be counted."""
+"""Number of compilations that dynamo remembers. By default, it remembers only the last 64. All others would
+be missing in the counts."""
 _imports: AfterImport | None = None
 
 

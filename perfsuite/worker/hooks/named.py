@@ -139,7 +139,8 @@ class Search:
     def __init__(self, named: Sequence[NamedFunction]) -> None:
         self.named = named
         self._missing = [*named]
-        # Whether the search is running. It goes on during imports for which its profile function is removed.
+        # Whether the search is running. During an import, this stays True, although the profile function of
+        # the search is removed for that time.
         self._is_searching = False
         self._is_over = False  # whether the first step has begun
         # The profile function that the search replaces, if any. It is our own, and counts the start-up's
