@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from perfsuite.errors import shortened
 from perfsuite.report import slopes
 from perfsuite.report.text import cut, plural
-from perfsuite.results.outcome import NOT_JUDGED, Finding
+from perfsuite.results.outcome import NOT_JUDGED, UNCONFIRMED, Finding
 from perfsuite.results.session_file import Measurement, SessionFile
 
 DOES_MORE = "does a step do more?"
@@ -134,6 +134,12 @@ def _not_checked(session: SessionFile) -> list[str]:
     uncounted = [result for result in results if not _is_counted(result)]
     if uncounted:
         parts.append(f"the work of a step in {_ids(uncounted)}")
+    once = [result for result in results if any(map(_is_unconfirmed, result.verdict.reasons))]
+    if once:
+        parts.append(
+            f"changes of the start-up that only the first launches of {_ids(once)} showed: the arms can "
+            "share caches, so this depends on which of them fills a cache first"
+        )
     for result in results:
         outside = _outside_of_counted_steps(result)
         if outside:
@@ -157,6 +163,10 @@ def _counted_in_one_arm(result: Measurement) -> list[str]:
     check = result.verdict.counts
     notes = () if check is None else check.notes
     return [note.partition(NOT_JUDGED)[0] for note in notes if NOT_JUDGED in note]
+
+
+def _is_unconfirmed(reason: str) -> bool:
+    return reason.endswith(UNCONFIRMED)
 
 
 def _outside_of_counted_steps(result: Measurement) -> list[str]:

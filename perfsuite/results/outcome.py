@@ -136,6 +136,8 @@ class Finding(Data):
 
 NOT_JUDGED = ": not judged, "
 """The text between the name of a count and the reason, in a note of a `CountCheck`."""
+UNCONFIRMED = "which the second launch of each arm did not confirm"
+"""The end of a reason that describes a change of the start-up which only the first launches showed."""
 
 
 class CountCheck(Data):

@@ -18,7 +18,7 @@ from perfsuite.results.metric import (
     judged_metrics,
     span_metrics,
 )
-from perfsuite.results.outcome import Check, CountCheck, Finding, Outcome, Verdict
+from perfsuite.results.outcome import UNCONFIRMED, Check, CountCheck, Finding, Outcome, Verdict
 from perfsuite.results.quantities import KEPT, KEPT_GRAPHS
 from perfsuite.results.rank_report import is_of_start_up
 from perfsuite.results.run import Run
@@ -222,7 +222,7 @@ def with_unconfirmed(verdict: Verdict, first: Sequence[Finding]) -> Verdict:
     """
     confirmed = {(finding.span, finding.quantity) for finding in start_up_findings(verdict)}
     gone = [finding.sentence for finding in first if (finding.span, finding.quantity) not in confirmed]
-    unconfirmed = (f"{sentence}, which the second launch of each arm did not confirm" for sentence in gone)
+    unconfirmed = (f"{sentence}, {UNCONFIRMED}" for sentence in gone)
     return verdict.replace(reasons=(*verdict.reasons, *unconfirmed))
 
 

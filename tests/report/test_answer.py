@@ -4,6 +4,7 @@ import pytest
 
 from perfsuite.report.answer import DOES_MORE, IS_SLOWER, NOT_CHECKED, answer
 from perfsuite.results.counts import COUNTED_STEP
+from perfsuite.results.outcome import UNCONFIRMED
 from perfsuite.results.rank_report import SpanTimes
 from perfsuite.results.session_file import Measurement, Skipped
 from tests.counted import NOT_COUNTED, make_check, make_counted, make_dry, make_finding
@@ -125,6 +126,14 @@ def test_names_events_outside_of_counted_steps() -> None:
 def test_events_in_counted_steps_were_checked() -> None:
     said = answered(make_counted(spans=spans(COUNTED_STEP - 1, 50)))[NOT_CHECKED]
     assert "outside of the counted steps" not in said
+
+
+def test_names_changes_that_only_first_launches_showed() -> None:
+    """Both arms share the user's caches, so such a change can be lost."""
+    result = make_counted()
+    reason = f"start-up: build: Python 3.11 calls: 41,237 -> 2,052,985, {UNCONFIRMED}"
+    once = result.replace(verdict=result.verdict.replace(reasons=(reason,)))
+    assert "only the first launches of " in answered(once)[NOT_CHECKED]
 
 
 def test_counts_of_one_arm_were_not_checked() -> None:

@@ -43,6 +43,7 @@ from perfsuite.frameworks.common.private import (
 from perfsuite.results.counts import COUNTED_STEP, Collective, Counts, Phase
 from perfsuite.worker.counting import python_calls
 from perfsuite.worker.counting.collectives import OPERATORS, call_of
+from perfsuite.worker.counting.gradients import makes_a_graph
 from perfsuite.worker.counting.live_memory import COMMUNICATION, KEPT, LiveMemory, entered
 from perfsuite.worker.counting.python_calls import OURS, PythonCounter
 from perfsuite.worker.hooks import calls
@@ -405,7 +406,7 @@ class StepCounter(TorchDispatchMode):
         if not backward:
             return "forward"
         # 3. Autograd disables gradients in backward. Checkpointing enables them again when it recomputes.
-        return "recompute" if torch.is_grad_enabled() else "backward"
+        return "recompute" if torch.is_grad_enabled() and not makes_a_graph() else "backward"
 
     def _is_in_closure(self, backward: bool) -> bool:
         """Return whether the current work belongs to a closure of the optimizer.
@@ -560,7 +561,7 @@ def _keep_from_dynamo() -> None:
     # Do not import this at the top, because it loads dynamo, which takes a second.
     from perfsuite.frameworks.common.private import skip_code
 
-    for function in (_unseen_dispatch, StepCounter._phase, in_backward, *python_calls.HOOKS):
+    for function in (_unseen_dispatch, StepCounter._phase, in_backward, makes_a_graph, *python_calls.HOOKS):
         skip_code(function.__code__)
 
 

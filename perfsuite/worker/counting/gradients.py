@@ -41,6 +41,7 @@ CHANGED = (
 
 _reader: NormBeforeClipping | None = None  # the reader of the running step; None if no norm is read
 after_backward: Callable[[], object] | None = None  # called at the end of each backward, if it is not None
+_with_graph = 0  # number of running backward passes that make a graph of their own (`create_graph=True`)
 
 
 class NormBeforeClipping:
@@ -168,6 +169,8 @@ def watch() -> None:
     Call this before a script imports any of them by name.
     """
     _notice_backward()
+    _notice_passes_with_graph("backward", 3)
+    _notice_passes_with_graph("grad", 4)
     scalers.watch_new()
     utils: Any = torch.nn.utils
     for name in CLIPPING:
@@ -220,6 +223,37 @@ def _show(look: Callable[[NormBeforeClipping], None]) -> None:
         reader.failed(error)
 
 
+def makes_a_graph() -> bool:
+    """Return whether the running backward pass makes a graph of its own, for gradients of higher order.
+
+    In such a pass, gradients are enabled, as they are when activations are recomputed.
+    """
+    return _with_graph > 0
+
+
+def _notice_passes_with_graph(name: str, position: int) -> None:
+    """Hook a function of `torch.autograd` that has the argument `create_graph` at this position."""
+    original: Any = getattr(torch.autograd, name)
+    if hasattr(original, "counts_graphs"):
+        return
+
+    @functools.wraps(original)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        global _with_graph
+        creates = kwargs.get("create_graph", args[position] if len(args) > position else False)
+        if not creates:
+            return original(*args, **kwargs)
+        _with_graph += 1
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _with_graph -= 1
+
+    watched.counts_graphs = True  # type: ignore[attr-defined]
+    watched._torchdynamo_inline = original  # type: ignore[attr-defined]
+    setattr(torch.autograd, name, watched)
+
+
 def _notice_backward() -> None:
     """Hook the end of each backward, including `Tensor.backward`.
 
@@ -239,4 +273,5 @@ def _notice_backward() -> None:
         return result
 
     watched.tells_its_end = True  # type: ignore[attr-defined]
+    watched._torchdynamo_inline = original  # type: ignore[attr-defined]
     torch.autograd.backward = watched

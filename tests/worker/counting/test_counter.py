@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from perfsuite.results.counts import Counts, StepMemory
 from perfsuite.worker.counting import counter as counter_module
+from perfsuite.worker.counting import gradients
 from perfsuite.worker.counting.collectives import OPERATORS
 from perfsuite.worker.counting.counter import BY_A_MASK, COPIES, FLOPS, HOST_READS, StepCounter
 from tests.fake_group import alone
@@ -101,6 +102,27 @@ def test_counting_changes_no_result_in_inference_mode() -> None:
             result = model(torch.ones(BATCH, WIDTH))
     assert torch.equal(result, expected)
     assert result.is_inference()
+
+
+def penalized(training: Training, counter: StepCounter) -> None:
+    """Make a step whose loss contains the gradient of the output, as for a gradient penalty."""
+    batch = training.batch.requires_grad_()
+    output = training.model(batch).sum()
+    (gradient,) = torch.autograd.grad(output, batch, create_graph=True)
+    gradient.square().sum().backward()
+    counter.before_optimizer()
+    training.optimizer.step()
+    training.optimizer.zero_grad()
+
+
+def test_a_backward_that_makes_a_graph_is_no_recompute(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("backward", "grad"):
+        monkeypatch.setattr(torch.autograd, name, getattr(torch.autograd, name))
+    gradients.watch()
+    training = Training()
+    counts = training.counted(lambda counter: penalized(training, counter))
+    assert "recompute" not in counts.flops
+    assert counts.flops["forward"] == 2 * PRODUCT
 
 
 def test_the_input_is_what_embeddings_look_up() -> None:
