@@ -103,19 +103,24 @@ class Optimizers:
             optimizer.steps_since = 0
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes on optimizers that took more or fewer steps than the clock. Call this at the end."""
+        """Return notes on the other optimizers that stepped since `begin`. Call this at the end."""
         clocks = [stepping for stepping in self.seen if stepping.is_clock]
-        steps = sum(clock.steps_since for clock in clocks)
-        return tuple(
-            f"{stepping.name} took {stepping.steps_since} steps in {steps} training steps. Each step of "
-            f"{clocks[0].name} ends a training step. If another optimizer should end it, give "
-            "Script(clock=...)"
-            for stepping in self.seen
-            if clocks
-            and not stepping.is_clock
-            and stepping.steps_since
-            and abs(stepping.steps_since - steps) > 1
-        )
+        if not clocks:
+            return ()
+        clock = clocks[0].name
+        ticks = sum(each.steps_since for each in clocks)
+        parameters = set[int]().union(*(each.parameters for each in clocks))
+        others = [each for each in self.seen if each.steps_since and not each.is_clock]
+        rates = [
+            f"{other.name} took {other.steps_since} steps in {ticks} training steps. Each step of {clock} "
+            "ends a training step. If another optimizer should end it, give Script(clock=...)"
+            for other in others
+            if abs(other.steps_since - ticks) > 1
+        ]
+        unobserved = ", ".join(other.name for other in others[:MOST_NAMED] if other.parameters - parameters)
+        if not unobserved:
+            return tuple(rates)
+        return (*rates, f"dtypes and gradients are checked for {clock}, but not for {unobserved}")
 
     def summary(self) -> str:
         """Return a sentence for a message: the optimizers that stepped, with their numbers of steps."""

@@ -62,6 +62,18 @@ def test_notes_another_rate_after_the_first_step() -> None:
     assert same.notes() == Optimizers("SGD").notes() == ()
 
 
+def test_notes_optimizers_that_are_not_observed() -> None:
+    optimizers = Optimizers()
+    stepping(optimizers, [A, OTHER] * 3)
+    assert optimizers.notes() == ("dtypes and gradients are checked for Over, but not for Over:2",)
+
+
+def test_an_optimizer_of_the_same_parameters_is_observed() -> None:
+    optimizers = Optimizers()
+    stepping(optimizers, [A, Sgd(ONE)] * 3)
+    assert optimizers.notes() == ()
+
+
 def test_names_the_optimizers_that_stepped() -> None:
     optimizers = Optimizers("Sgd")
     assert optimizers.summary() == "No torch optimizer stepped"
@@ -78,6 +90,10 @@ class Over(Adam):
 
     def __init__(self, *parameters: object) -> None:
         self.param_groups = [{"params": list(parameters)}]
+
+
+class Sgd(Over):
+    """An optimizer of another class."""
 
 
 ONE = object()

@@ -41,6 +41,7 @@ GUARDS = {
     "_clips",
     "_show",
     "_notice_backward.<locals>.watched",
+    "_notice_passes_with_graph.<locals>.watched",
     "CollectorClock._see",
 }
 """Functions that cannot fail. Everything in them is in a `try`, or in another one of these functions.
