@@ -203,6 +203,8 @@ class ReleaseRuns:
                 outcome = self._run(case, [*earlier, arm])
                 if isinstance(outcome, str):
                     step.unknown.append(f"- {text(case.id)}: {text(outcome)}")
+                elif used_version(outcome[-1], self.package) is None and earlier:
+                    step.unknown.append(f"- {text(case.id)}: its run did not use {self.package}")
                 elif used_version(outcome[-1], self.package) is None:
                     self.setup.progress.say(f"left out: {case.id} does not use {self.package}")
                     left.remove(case)
@@ -258,16 +260,18 @@ class ReleaseRuns:
         code = [read_text(script, errors="backslashreplace") for script in scripts]
         steps = self.setup.options.steps_to_count(case)
         key = [documents.plain(case), arm.text, arm.python, installed(), f"{way}{device or ''}", steps, code]
+        machine = None if way == DRY else self.setup.host.machine_for(case)
+        if machine is not None:  # several machines can share a store
+            key.append(machine.hardware_class)
         run_dir = RunDir((self.setup.options.store / "releases" / documents.digest(key)).absolute())
         run = documents.read_or_none(run_dir.run, Run)
         if run is None or run.failure is not None:  # no run, an interrupted run, or a failed run
             shutil.rmtree(run_dir.path, ignore_errors=True)
             self.setup.progress.say(f"{arm.text}: {way} of {case.id}")
-            if way == DRY:
+            if machine is None:
                 run = self.dry(case, run_dir.path, device=device, arm=arm, counted_steps=steps)
             else:
                 self.setup.lock.take(self.setup.progress.say)
-                machine = self.setup.host.machine_for(case)
                 how = replace(self.setup.launching, arm=arm, counted_steps=steps)
                 run = self.launch(case, machine, run_dir.path, how)
         if run.failure is not None or run.hidden or not run.counts:

@@ -20,6 +20,7 @@ from perfsuite.results.counts import CONSECUTIVE
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
+from perfsuite.session.setup import Host
 from tests.cli import commands
 from tests.packages import only_index, write_wheel
 from tests.processes import have_compiler
@@ -285,6 +286,22 @@ def test_skips_cases_that_do_not_use_the_package(runs: Runs) -> None:
     result = command("--from", "1.2", ids=(CASE.id, OTHER.id))
     assert f"left out: {OTHER.id} does not use some_thing" in result.stderr
     assert OTHER.id not in result.stdout.partition("\n## ")[2]
+
+
+def test_names_a_case_that_stops_using_the_package(runs: Runs) -> None:
+    runs.uses = {"1.2": None}
+    runs.kernels = {"2.0": 90}
+    page = command("--from", "1.1.1", status=3).stdout
+    assert f"## 1.1.1 → 1.2\n\n- {CASE.id}: its run did not use some_thing\n" in page
+    assert f"- {CASE.id}, since 1.1.1\n  - improved: kernels in forward: 100 → 90" in page
+
+
+def test_launches_of_another_machine_are_not_reused(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("cpu-node-a-8c", "cpu-node-b-8c"):
+        runs.machine = make_machine(hardware_class=name)
+        monkeypatch.setattr(Host, "machine_for", lambda self, case: runs.machine)
+        command("--from", "1.2", "--launch")
+    assert runs.released == ["1.2", "2.0"] * 2
 
 
 def test_cases_without_the_package_are_an_error(runs: Runs) -> None:
