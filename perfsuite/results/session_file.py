@@ -28,6 +28,8 @@ class Measurement(Data):
     baseline_file: str | None
     judged_by: str | None = None  # digest of its baselines of times and of counts; None without baselines
     directory: str  # the directory with the files of its launches
+    # The hardware class on which the case was to run, if nothing was launched; None: launched, or unknown
+    planned_class: str | None = None
     # In a comparison of two arms, the runs of arm A. The runs of arm B are in `runs`. Runs at the same
     # position in both fields form a pair.
     before: tuple[Run, ...] = ()
@@ -45,8 +47,8 @@ class Measurement(Data):
 
     @property
     def hardware_class(self) -> str | None:
-        """The hardware class on which the case was measured; None if nothing was launched."""
-        return self.runs[0].machine.hardware_class if self.runs else None
+        """The hardware class on which the case was measured, or was to be measured; None if it is unknown."""
+        return self.runs[0].machine.hardware_class if self.runs else self.planned_class
 
     @property
     def healthy_runs(self) -> list[Run]:

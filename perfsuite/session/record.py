@@ -178,12 +178,20 @@ class Record:
             baseline_file=None if trial.baseline_file is None else str(trial.baseline_file),
             judged_by=trial.judged_by,
             directory=str(directory),
+            planned_class=None if trial.runs else self._planned_class(case),
             excused=trial.excused,
             shared=all_shared(trial.verdict, trial.runs),
         )
         result = self._excused(result)
         self.keep(result)
         return result
+
+    def _planned_class(self, case: Case) -> str | None:
+        """Return the hardware class on which a case was to run; None if the machine cannot be detected."""
+        try:
+            return self.mode.setup.host.machine_for(case).hardware_class
+        except Exception:  # the case might have failed with the same error, which its result has
+            return None
 
     def waives(self, case: Case, checks: Sequence[Check]) -> bool:
         """Return whether the waivers cover every regression among these checks of a case."""

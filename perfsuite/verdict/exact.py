@@ -21,7 +21,7 @@ from perfsuite.verdict.counted_spans import counted_spans, missing_spans
 from perfsuite.verdict.evidence import counted
 
 _NOT_COUNTED = "not counted in these launches"
-_NOT_IN_BASELINE = "not in the baseline"
+NOT_IN_BASELINE = "not in the baseline"
 _OF_THE_HOST = (
     "because an older perfsuite also counted reads of tensors on the host: accept the counts again "
     "(perfsuite baseline accept --only-counts)"
@@ -186,7 +186,7 @@ def _not_judged(baseline: CountBaseline, launches: Launches, judged: Collection[
     """
     then = ranks_in(baseline.counts)
     now = set.intersection(*map(ranks_in, launches))
-    missing = ((then - now, _NOT_COUNTED), (now - then, _NOT_IN_BASELINE))
+    missing = ((then - now, _NOT_COUNTED), (now - then, NOT_IN_BASELINE))
     notes = [(_rank_note(ranks, where), True) for ranks, where in missing if ranks]
     for _, before, after in alike(baseline, launches):
         notes += _spans_not_judged(before, after, judged)
@@ -206,7 +206,7 @@ def _spans_not_judged(
         if span not in judged:
             # An older perfsuite counted fewer steps, and no start-ups.
             is_always_there = span in steps or is_of_start_up(span)
-            where = _NOT_COUNTED if is_before else _NOT_IN_BASELINE
+            where = _NOT_COUNTED if is_before else NOT_IN_BASELINE
             yield f"{span}{NOT_JUDGED}{where}", is_before or not is_always_there
     for span, was, is_now in counted_spans(before, after):
         for quantity in quantities.OF_SPANS:
@@ -245,7 +245,7 @@ def _only_on_one_side(quantity: Quantity, before: Counts, after: Sequence[Counts
     is_before = quantity.value(before) is not None
     if is_before == all(quantity.value(counts) is not None for counts in after):
         return None
-    return _NOT_COUNTED if is_before else _NOT_IN_BASELINE
+    return _NOT_COUNTED if is_before else NOT_IN_BASELINE
 
 
 def _rank_note(ranks: set[int], where: str) -> str:

@@ -25,6 +25,7 @@ from perfsuite.session.setup import Host, Setup
 from tests.samples import (
     COMMIT,
     make_case,
+    make_machine,
     make_result,
     make_run,
     now,
@@ -108,8 +109,28 @@ def test_records_an_error_without_its_traceback(sessions: Sessions) -> None:
     documents.write_text(in_the_way, "not a directory")
     with pytest.raises(OSError, match="Input/output error"):
         ours.measure(make_case(), "test")
-    ((reason,),) = (result.verdict.reasons for result in ours.record.results)
+    (result,) = ours.record.results
+    (reason,) = result.verdict.reasons
     assert "Input/output error (its traceback could not be written: cannot write" in reason
+    assert result.hardware_class is None, "it is unknown"
+
+
+class PairHost(Host):
+    """A host on which a case runs on several nodes, which are a class of their own."""
+
+    def machine_for(self, case: Case) -> Machine:
+        return make_machine(hardware_class="h100-80gb-sxm-8xib400")
+
+
+def test_a_case_without_launches_belongs_to_its_class(sessions: Sessions) -> None:
+    sessions.measure = Mock(side_effect=PerfsuiteError("no such model"))
+    ours = sessions.make()
+    ours.setup.host = PairHost()
+    with pytest.raises(PerfsuiteError, match="no such model"):
+        ours.measure(make_case(), "test")
+    saved = documents.read(ours.record.directory.results, SessionFile)
+    assert saved.machine.hardware_class != "h100-80gb-sxm-8xib400"
+    assert [result.hardware_class for result in saved.results] == ["h100-80gb-sxm-8xib400"]
 
 
 @pytest.mark.parametrize(

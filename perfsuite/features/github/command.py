@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 from collections import defaultdict
 from collections.abc import Sequence
@@ -288,6 +289,7 @@ def propose(
             "First run `perfsuite baseline refresh`"
         )
     branch = f"baselines-{re.sub('[^a-zA-Z0-9.-]', '-', hardware)}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    start = git("branch", "--show-current", cwd=here).strip() or git("rev-parse", "HEAD", cwd=here).strip()
     git("checkout", "--quiet", "-b", branch, cwd=here)
     git("add", "--", str(baselines), cwd=here)
     git(*COMMITTER, "commit", "--quiet", "-m", f"Baselines of {hardware}", "--", str(baselines), cwd=here)
@@ -298,8 +300,17 @@ def propose(
         if before_after.is_file() and not before_after.is_symlink()
         else ""
     )
-    create = ("pr", "create", "--title", f"Baselines of {hardware}", "--body-file", "-", "--head", branch)
-    typer.echo(gh(GhCall(create, f"{unlinked(markdown.text(reason))}\n\n{fenced(text[:LONGEST])}\n")).strip())
+    create = ("pr", "create", "--title", f"Baselines of {hardware}", "--head", branch)
+    body = f"{unlinked(markdown.text(reason))}\n\n{fenced(text[:LONGEST])}\n"
+    try:
+        made = gh(GhCall((*create, "--body-file", "-"), body))
+    except ToolError as error:
+        git("checkout", "--quiet", start, cwd=here)
+        raise ToolError(
+            f"{error}. The baselines are pushed, in the branch {branch}. To open its pull request, run: "
+            f"{shlex.join(['gh', *create, '--body', reason])}"
+        ) from None
+    typer.echo(made.strip())
 
 
 def _copied(source: Path, baselines: Path) -> int:

@@ -132,7 +132,8 @@ def pull(history_dir: History = WORKTREE) -> None:
             raise FileError(
                 f"{history_dir} has {held or 'a commit'} checked out, not {BRANCH}. Give an empty directory"
             )
-        git("worktree", "remove", str(history_dir), cwd=here)  # fails if it has uncommitted changes
+        _refuse_ignored(history_dir)
+        git("worktree", "remove", str(history_dir), cwd=here)  # fails if it has other uncommitted changes
     git("worktree", "prune", cwd=here)
     on_origin = git("ls-remote", "--heads", "origin", BRANCH, cwd=here)
     if git("branch", "--list", BRANCH, cwd=here):
@@ -147,6 +148,16 @@ def pull(history_dir: History = WORKTREE) -> None:
         git("checkout", "--quiet", "--orphan", BRANCH, cwd=history_dir)
         git("rm", "-r", "--force", "--quiet", "--ignore-unmatch", ".", cwd=history_dir)
     typer.echo(f"{BRANCH} is checked out in {history_dir}" + ("" if on_origin else " (a new branch)"))
+
+
+def _refuse_ignored(history_dir: Path) -> None:
+    """Raise `GitError` if git ignores some of the files, because git would delete them with the worktree."""
+    ignored = git("ls-files", "--others", "--ignored", "--exclude-standard", cwd=history_dir).splitlines()
+    if ignored:
+        raise GitError(
+            f"{history_dir} contains {plural(len(ignored), 'file')} that git ignores, such as {ignored[0]}: "
+            "move them to another directory, or commit them (git add --force)"
+        )
 
 
 def _fetch(directory: Path) -> None:
@@ -192,7 +203,8 @@ def push(
     status = _added(results, history_dir, notify)  # what could be added is pushed even if other files are bad
     if status == NOTHING_KEPT:
         console(stderr=True).print("nothing to keep in " + ", ".join(map(str, results)), style="red")
-    git("add", "--all", cwd=history_dir)
+    # Patterns of the user, such as `*.json` in core.excludesFile, can match the files of the history.
+    git("add", "--all", "--force", cwd=history_dir)
     if git("status", "--porcelain", "--ignore-submodules=dirty", cwd=history_dir):
         git(*COMMITTER, "commit", "--quiet", "-m", "Results of a night", cwd=history_dir)
     if not git("branch", "--list", BRANCH, cwd=history_dir):  # a branch exists only after its first commit

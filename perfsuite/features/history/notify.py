@@ -11,7 +11,7 @@ from urllib.error import HTTPError
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from perfsuite import documents
-from perfsuite.errors import PerfsuiteError
+from perfsuite.errors import FileError, PerfsuiteError
 from perfsuite.features.history import verdicts
 from perfsuite.features.history.verdicts import CaseNight
 from perfsuite.report import summary
@@ -42,13 +42,22 @@ def announce(variable: str, history: Path, added: Sequence[Path], results: Seque
                 "the webhook. In a workflow that calls perfsuite's workflow, pass the address as the secret "
                 "notify_url"
             )
-        sessions = [documents.read(file, SessionFile) for file in results]
-        cut_short = [*filter(None, map(summary.interruption, sessions))]
+        sessions = list[SessionFile]()
+        cut_short = list[str]()
+        for file in results:
+            try:
+                sessions.append(documents.read(file, SessionFile))
+            except FileError as error:  # those of other machines are still announced
+                cut_short.append(f"a session could not be read: {error}")
+        cut_short += filter(None, map(summary.interruption, sessions))
         changed = verdicts.changed(history, added) if added else []
         if not changed and not cut_short:
             return "--notify: nothing was posted, because no case changed its state"
-        read = [result for session in sessions for result in session.results]
-        reasons = {(result.hardware_class or "", result.case_id): summary.reason(result) for result in read}
+        reasons = {
+            (result.hardware_class or session.machine.hardware_class, result.case_id): summary.reason(result)
+            for session in sessions
+            for result in session.results
+        }
         problem = post(variable, message(changed, reasons, os.environ.get("RUN_URL", ""), cut_short))
     except PerfsuiteError as error:
         problem = str(error)
@@ -64,7 +73,8 @@ def message(
 ) -> str:
     """Return a message about cases that changed state. The keys of `reasons` are hardware class and case.
 
-    `cut_short` contains a reason for each session that was interrupted. These reasons come first.
+    `cut_short` contains a reason for each session that was interrupted or cannot be read. These reasons come
+    first.
     """
     lines = [f"perfsuite: {_safe(why)}" for why in cut_short]
     lines += ["perfsuite: cases changed since the night before"] if changed else []

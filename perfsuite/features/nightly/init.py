@@ -16,9 +16,10 @@ from packaging.version import Version
 from perfsuite import documents
 from perfsuite.case.hardware import hardware_error
 from perfsuite.cli.shared_options import Shared, shares
-from perfsuite.errors import CaseError, FileError
+from perfsuite.errors import CaseError, FileError, GitError
 from perfsuite.features.nightly.night import gate
 from perfsuite.inputs.files import read_text
+from perfsuite.inputs.git import git
 from perfsuite.inputs.ini import CASES, FILES, read_ini
 
 IGNORED = (".perfsuite/", "out/", "/history/")
@@ -91,6 +92,8 @@ def init(
         raise CaseError(
             f"--uses {uses}: give OWNER/REPOSITORY@ and a commit of 40 digits or a release, such as v1.2.0"
         )
+    if github:
+        _refuse_a_part(cases)
     for path, text in {
         **_case_file(script, hardware, cases),
         **(_workflow(hardware, runs_on, container, uses, script) if github else {}),
@@ -113,6 +116,20 @@ def init(
     if script is not None:
         typer.echo(f"\nEdit the case first: its batch and its lengths must be those of {script}.")
     typer.echo("\n  ".join(["\nNext:", *steps]))
+
+
+def _refuse_a_part(cases: Path) -> None:
+    """Raise `CaseError` if the current directory is only a part of a repository."""
+    try:
+        here, top = git("rev-parse", "--show-prefix", "--show-toplevel", cwd=Path()).splitlines()
+    except GitError:  # no repository yet, or no git
+        return
+    if here:
+        raise CaseError(
+            "--github: GitHub reads workflows only in the top directory of a repository, and this is "
+            f"{here}. Run this command in {top}, for example with --cases {here}{cases}, or leave out "
+            "--github"
+        )
 
 
 def _case_file(script: Path | None, hardware: str, cases: Path) -> dict[Path, str]:

@@ -77,17 +77,23 @@ def night(
     every case, and the increase is smaller than the night's tolerance, the increase becomes the tolerance.
     The plan includes a reference if --perf-reference is given after `--`.
     """
-    check_asked(hardware, shared.cases)
-    read("budget", budget)
-    tonight = Night(
-        hardware=hardware, k=k, shard=read("shard", shard), find=find, budget=budget, shared=shared
-    )
-    if find is not None and budget is not None:
-        raise CaseError(
-            "--find cannot be combined with --budget, because a plan needs all of its launches: remove "
-            "--find or --budget"
-        )
+
+    def asked() -> Night:
+        """Return what the options ask for. Raises `CaseError` if they are wrong."""
+        check_asked(hardware, shared.cases)
+        read("budget", budget)
+        part = read("shard", shard)
+        if find is not None and budget is not None:
+            raise CaseError(
+                "--find cannot be combined with --budget, because a plan needs all of its launches: remove "
+                "--find or --budget"
+            )
+        if shared.as_json and not plan:
+            raise CaseError("--json needs --plan (a night writes results.json): remove --json, or add --plan")
+        return Night(hardware=hardware, k=k, shard=part, find=find, budget=budget, shared=shared)
+
     if plan:
+        tonight = asked()
         if pytest_options or only_summary:
             other = "--only-summary" if only_summary else "pytest options"
             raise CaseError(
@@ -96,15 +102,16 @@ def night(
             )
         tonight.show_plan()
         return
-    if shared.as_json:
-        raise CaseError("--json needs --plan (a night writes results.json): remove --json, or add --plan")
     report_directory(out)
     page = Page(out, shared.store)
     if only_summary:
+        asked()
         _report_killed(page)
         return
+    # Before the options are checked: the report of an earlier night must not be taken for that of this night.
     page.begin("the night has not come to an end")
     try:
+        tonight = asked()
         arguments = tonight.pytest_arguments(out, pytest_options or ())
         status = _measure(tonight.checks(selftest), arguments, page)
     except PerfsuiteError as error:

@@ -5,6 +5,7 @@ is started again continues where it was interrupted.
 """
 
 import math
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -29,6 +30,10 @@ from perfsuite.results.metric import TOKENS_PER_S, described
 from perfsuite.results.outcome import NOT_JUDGED, Finding, Verdict
 from perfsuite.results.session_file import Measurement
 from perfsuite.session.option_table import MOST_TOLERANCE
+from perfsuite.verdict.exact import NOT_IN_BASELINE
+
+_OF_STEPS = re.compile(r"^steps? [\d, -]+(: |$)")
+"""The span of a count that is known by its own name, such as `step 5: ` in `step 5: kernels`."""
 
 
 class CandidateResult(Data):
@@ -215,16 +220,15 @@ def _judged(state: BisectFile, name: str, verdict: Verdict) -> CandidateResult:
     if verdict.outcome == "failed" or (verdict.outcome == "inconclusive" and not verdict.checks):
         return step.replace(why="; ".join(verdict.reasons))
     if not verdict.checks:
-        notes = () if verdict.counts is None else verdict.counts.notes
-        unknown = [note for note in notes if note.startswith(f"{state.metric}{NOT_JUDGED}")]
-        if unknown:
-            return step.replace(why=unknown[0])
         grown = [
             finding.sentence
             for finding in _grown(verdict)
             if finding.name == state.metric and abs(finding.now - finding.before) > state.tolerance
         ]
-        return step.replace(outcome="bad" if grown else "good", why=grown[0] if grown else "no more work")
+        if grown:
+            return step.replace(outcome="bad", why=grown[0])
+        unknown = _why_unknown(verdict, state.metric)
+        return step.replace(why=unknown) if unknown else step.replace(outcome="good", why="no more work")
     check = verdict.check(state.metric)
     if check is None:
         return step.replace(why=f"it has no {state.metric}")
@@ -232,6 +236,25 @@ def _judged(state: BisectFile, name: str, verdict: Verdict) -> CandidateResult:
     if check.outcome in ("passed", "improved", "regressed"):
         return step.replace(outcome="bad" if check.outcome == "regressed" else "good")
     return step.replace(why=f"{check.label}: {check.outcome} after {plural(verdict.launches, 'launch')}")
+
+
+def _why_unknown(verdict: Verdict, metric: str) -> str:
+    """Return why a candidate might do more of a count than was seen; empty if nothing hides an increase."""
+    notes = () if verdict.counts is None else verdict.counts.notes
+    return next((note for note in notes if _can_hide(note, metric)), "")
+
+
+def _can_hide(note: str, metric: str) -> bool:
+    """Return whether an increase of a count can be hidden in what a note of the candidate's counts names."""
+    subject, is_of_span_or_count, _ = note.partition(NOT_JUDGED)
+    if subject == metric:
+        return True
+    if note.endswith(NOT_IN_BASELINE):  # the good arm lacks it, and the rest of the candidate was compared
+        return False
+    if not is_of_span_or_count:  # it is about ranks, or it is a doubt about all counts
+        return True
+    part = _OF_STEPS.sub("", subject)
+    return not part or f"{metric}: ".startswith(f"{part}: ")
 
 
 def _grown(verdict: Verdict) -> list[Finding]:

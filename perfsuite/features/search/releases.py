@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from perfsuite import documents
@@ -21,7 +22,7 @@ from perfsuite.dry.machine import Device
 from perfsuite.errors import CaseError, PerfsuiteError
 from perfsuite.features.search.releases_page import DRY, LAUNCH, Ran, ReleaseChanges, page
 from perfsuite.inputs.files import read_text
-from perfsuite.launch.arm import HERE, Arm, resolve
+from perfsuite.launch.arm import HERE, RELEASE, Arm, resolve
 from perfsuite.launch.download import Consent
 from perfsuite.launch.installer import versions
 from perfsuite.measure import launch_once
@@ -57,6 +58,14 @@ def releases(
             help="Run the oldest release, and then only the last patch release of each minor version.",
         ),
     ] = False,
+    others: Annotated[
+        str,
+        typer.Option(
+            "--with",
+            metavar="RELEASES",
+            help="Install these releases of other packages with each release, such as setuptools==80.9.0.",
+        ),
+    ] = "",
     launch: Annotated[
         bool, typer.Option("--launch", help="Launch every case, even if a dry run is possible.")
     ] = False,
@@ -73,7 +82,8 @@ def releases(
     os.environ.setdefault("PIP_ONLY_BINARY", ":all:")  # also applies to dependencies of a release
     options = options_of_session(store=shared.store)
     setup = Setup(options, Progress(line=say), Host(launcher_of(launcher), options.store))
-    runs = ReleaseRuns(setup, package, (LAUNCH,) if launch else (DRY, LAUNCH), asks(yes=yes))
+    ways = (LAUNCH,) if launch else (DRY, LAUNCH)
+    runs = ReleaseRuns(setup, package, ways, asks(yes=yes), others=_others(others, package))
     chosen = runs.possible(selected(shared.cases, case, k))
     names = runs.released(first, last, minors=minors)
     say(f"{plural(len(names), 'release')} of {package}: {', '.join(names)}")
@@ -84,8 +94,20 @@ def releases(
     if shared.as_json:
         print_json([asdict(step) for step in steps])
     else:
-        typer.echo(relative(page(package, steps, runs.ran), Path.cwd()))
+        typer.echo(relative(page(package, steps, runs.ran, runs.others), Path.cwd()))
     raise typer.Exit(UNDECIDED if any(step.unknown for step in steps) else 0)
+
+
+def _others(text: str, package: str) -> Sequence[str]:
+    """Return the releases of other packages. Raises `CaseError` for other words, and for `package` itself."""
+    words = text.split()
+    for word in words:
+        name = word.partition("==")[0]
+        if not RELEASE.fullmatch(word) or canonicalize_name(name) == canonicalize_name(package):
+            raise CaseError(
+                f"--with {word!r}: give releases of packages other than {package}, such as setuptools==80.9.0"
+            )
+    return words
 
 
 @dataclass
@@ -96,6 +118,7 @@ class ReleaseRuns:
     package: str
     ways: Sequence[str]  # `DRY` and `LAUNCH`, or one of them, cheapest first
     consent: Consent
+    others: Sequence[str] = ()  # releases of other packages, which are installed with each release
     # How the index of packages is asked, and how cases are run.
     versions: Callable[[str], Sequence[Version]] = versions
     resolve: Callable[..., Arm] = resolve
@@ -185,7 +208,7 @@ class ReleaseRuns:
         for name in names:
             step = ReleaseChanges(f"{last} -> {name}" if last else name)
             yield step
-            wanted = f"{self.package}=={name}"
+            wanted = " ".join([f"{self.package}=={name}", *self.others])
             try:
                 arm = self.resolve(
                     "",
@@ -203,6 +226,8 @@ class ReleaseRuns:
                 outcome = self._run(case, [*earlier, arm])
                 if isinstance(outcome, str):
                     step.unknown.append(f"- {text(case.id)}: {text(outcome)}")
+                elif used_version(outcome[-1], self.package) is None and earlier:
+                    step.unknown.append(f"- {text(case.id)}: its run did not use {self.package}")
                 elif used_version(outcome[-1], self.package) is None:
                     self.setup.progress.say(f"left out: {case.id} does not use {self.package}")
                     left.remove(case)
@@ -242,7 +267,8 @@ class ReleaseRuns:
         None stands for the device that the case is meant for, and is returned if torch can simulate CUDA in
         all arms. Otherwise, the result is "cpu".
         """
-        asked = arms if self.package == "torch" else (HERE,)
+        has_own_torch = any(word.startswith("torch==") for arm in arms for word in arm.text.split())
+        asked = arms if has_own_torch else (HERE,)
         for arm in asked:
             if arm.text not in self.has_cuda:
                 self.has_cuda[arm.text] = self.why_no_cuda(arm) is None
@@ -258,25 +284,26 @@ class ReleaseRuns:
         code = [read_text(script, errors="backslashreplace") for script in scripts]
         steps = self.setup.options.steps_to_count(case)
         key = [documents.plain(case), arm.text, arm.python, installed(), f"{way}{device or ''}", steps, code]
+        machine = None if way == DRY else self.setup.host.machine_for(case)
+        if machine is not None:  # several machines can share a store
+            key.append(machine.hardware_class)
         run_dir = RunDir((self.setup.options.store / "releases" / documents.digest(key)).absolute())
         run = documents.read_or_none(run_dir.run, Run)
         if run is None or run.failure is not None:  # no run, an interrupted run, or a failed run
             shutil.rmtree(run_dir.path, ignore_errors=True)
             self.setup.progress.say(f"{arm.text}: {way} of {case.id}")
-            if way == DRY:
+            if machine is None:
                 run = self.dry(case, run_dir.path, device=device, arm=arm, counted_steps=steps)
             else:
                 self.setup.lock.take(self.setup.progress.say)
-                machine = self.setup.host.machine_for(case)
                 how = replace(self.setup.launching, arm=arm, counted_steps=steps)
                 run = self.launch(case, machine, run_dir.path, how)
         if run.failure is not None or run.hidden or not run.counts:
             why = why_failed(run) if run.failure else run.hidden or ("nothing was counted",)
             raise CaseError(f"with {arm.text}: {'; '.join(why)}")
-        for _, used in other_releases(arm, run):
-            raise CaseError(
-                f"with {arm.text}: the run used {self.package} {used}, which comes first on its path"
-            )
+        for release, used in other_releases(arm, run):
+            name = release.partition("==")[0]
+            raise CaseError(f"with {arm.text}: the run used {name} {used}, which comes first on its path")
         return run
 
 

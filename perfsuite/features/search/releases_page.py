@@ -89,8 +89,13 @@ class ReleaseChanges:
             self.lines += [f"  - {text(line)}" for line in named]
 
 
-def page(package: str, steps: Sequence[ReleaseChanges], ran: Sequence[Ran]) -> str:
-    """Return the page as Markdown: how each case ran, then the changes of each release."""
+def page(
+    package: str, steps: Sequence[ReleaseChanges], ran: Sequence[Ran], others: Sequence[str] = ()
+) -> str:
+    """Return the page as Markdown: how each case ran, then the changes of each release.
+
+    `others` are the releases of other packages that were installed with each release.
+    """
     headers = ("case", *(column.heading for column in STEP))
     changed = [step for step in steps if step.rows or step.unknown]
     parts = []
@@ -101,10 +106,10 @@ def page(package: str, steps: Sequence[ReleaseChanges], ran: Sequence[Ran]) -> s
     same = [f"- {step.title}" for step in steps if step.same and step not in changed]
     if same:
         parts += ["## The same in every case", "\n".join(same)]
-    return "\n\n".join([*_head(package, ran), *(part.replace(" -> ", ARROW) for part in parts)])
+    return "\n\n".join([*_head(package, ran, others), *(part.replace(" -> ", ARROW) for part in parts)])
 
 
-def _head(package: str, ran: Sequence[Ran]) -> list[str]:
+def _head(package: str, ran: Sequence[Ran], others: Sequence[str]) -> list[str]:
     """Return the title, the explanation and limits of the page, and how each case ran."""
     cases = [run.case for run in ran]
     untried = {
@@ -117,4 +122,7 @@ def _head(package: str, ran: Sequence[Ran]) -> list[str]:
         parts.append(ON_CPUS)
     if names and cases:
         parts.append(f"No case uses: {', '.join(names)}.")
-    return [*parts, "\n".join(run.line for run in ran)]
+    if others:
+        parts.append(f"Installed with each release: {text(', '.join(others))}.")
+    lines = [run.line for run in ran] or ["No case ran with any release."]
+    return [*parts, "\n".join(lines)]

@@ -15,6 +15,7 @@ from tests.cli.commands import error_of, flat, run
 from tests.features.github.test_issue import URL
 from tests.gh import Gh
 from tests.outcomes import GOOD, NOISY, SLOW, crashed
+from tests.processes import executable
 from tests.samples import COMMIT, make_session_file, write_session
 from tests.synthetic import git
 
@@ -275,7 +276,21 @@ def test_new_baselines_become_a_pull_request(clone: Path, gh: Gh, proposed: str)
     branch = git(clone, "rev-parse", "--abbrev-ref", "HEAD")
     assert branch.startswith("baselines-h100-20")
     assert branch in git(clone, "ls-remote", "--heads", "origin")
-    assert f"pr create --title Baselines of h100 --body-file - --head {branch}\n" in gh.calls
+    assert f"pr create --title Baselines of h100 --head {branch} --body-file -\n" in gh.calls
+
+
+@pytest.mark.parametrize("start", ["main", "HEAD"])
+def test_names_the_branch_if_gh_fails(clone: Path, gh: Gh, start: str) -> None:
+    git(clone, "checkout", "--quiet", *(["--detach"] if start == "HEAD" else []), start)
+    documents.write_text(NEW, "{}")
+    executable(gh.program, 'case "$1" in pr) echo "not permitted" >&2; exit 1 ;; esac')
+    said = propose(status=2)
+    [branch] = re.findall(r"refs/heads/(baselines-\S+)", git(clone, "ls-remote", "--heads", "origin"))
+    pushed = f"gh pr create: not permitted. The baselines are pushed, in the branch {branch}. To open its"
+    assert pushed in said
+    command = f"gh pr create --title 'Baselines of h100' --head {branch} --body 'torch 2.14, see @octocat'"
+    assert said.endswith(f"run: {command}")
+    assert git(clone, "rev-parse", "--abbrev-ref", "HEAD") == start
 
 
 @pytest.mark.usefixtures("proposed")

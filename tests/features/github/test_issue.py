@@ -255,6 +255,14 @@ def test_the_command_opens_an_issue_and_then_edits_it(silent_gh: Gh) -> None:
     assert command(SLOW) == "cpu-test-2c: issue edit\n"
 
 
+def test_a_failure_before_a_launch_is_in_its_class(gh: Gh, tmp_path: Path) -> None:
+    """The case was to run on several nodes, which are a hardware class of their own."""
+    gh.answers([])
+    failed = crashed("x").replace(runs=(), planned_class=f"{CLASS}-8xib400")
+    said = run("github", "issue", write_session(tmp_path, failed), "--run-url", URL).output
+    assert said == f"{CLASS}: nothing to do\n{CLASS}-8xib400: label create, issue create\n"
+
+
 def test_the_command_shows_text_that_utf_8_cannot_encode(silent_gh: Gh, tmp_path: Path) -> None:
     trend = tmp_path / "trend.json"
     odd = drift("no\ud800").replace(hardware_class="h\ud800")

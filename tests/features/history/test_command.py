@@ -178,10 +178,22 @@ def test_pull_never_loses_local_files(clone: Path) -> None:
     assert message in error_of("pull", "--history", "feature")
     assert "fatal: 'other' already exists" in error_of("pull", "--history", "other")
     invoke("push", in_store("01"))
-    (clone / "ignored").unlink()
     mine[2].write_text("")
+    named = (
+        "history contains 1 file that git ignores, such as mine: move them to another directory, or commit"
+    )
+    assert named in error_of("pull")
+    (clone / "ignored").unlink()
     assert "contains modified or untracked files" in error_of("pull")
     assert all(file.exists() for file in mine)
+
+
+def test_push_adds_files_that_git_ignores(clone: Path) -> None:
+    (clone / ".git/info/exclude").write_text("*.json\n")
+    invoke("push", in_store("01"))
+    assert "cpu-test-2c" in git(clone, "ls-tree", "-r", "--name-only", "origin/perfsuite-history")
+    invoke("pull")
+    assert "1 recorded" in invoke("list", "--history", "history").output
 
 
 def subjects(clone: Path) -> list[str]:

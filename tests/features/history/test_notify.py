@@ -11,6 +11,7 @@ import pytest
 from perfsuite.features.history import notify
 from perfsuite.features.history.store import Place, StoredVerdict
 from perfsuite.features.history.verdicts import CaseNight
+from perfsuite.results.outcome import Verdict
 from tests.cli.commands import error_of, run
 from tests.samples import BEFORE, make_result, now, write_session
 
@@ -171,6 +172,27 @@ def test_unreadable_history_is_reported_only(tmp_path: Path, service: Service) -
     assert said.startswith("--notify: nothing was posted: ")
     assert "not JSON" in said
     assert service.posted == []
+
+
+def test_posts_although_one_file_is_unreadable(tmp_path: Path, service: Service) -> None:
+    broken = tmp_path / "broken.json"
+    broken.write_text("{")
+    slow = night(tmp_path, 1, 50_000)
+    words = ("history", "add", broken, slow, "--history", tmp_path / "history", "--notify", VARIABLE)
+    assert "--notify: posted, 1 changed" in run(*words, status=2).output
+    ((_, _, body),) = service.posted
+    first, *others = json.loads(body)["text"].splitlines()
+    assert first.startswith(f"perfsuite: `a session could not be read: {broken}: not JSON")
+    assert f"newly red: `{BEFORE.case.id}` on `cpu-test-2c`: regressed" in others[-1]
+
+
+def test_failure_before_a_launch_has_its_reason(tmp_path: Path, service: Service) -> None:
+    verdict = Verdict(outcome="failed", launches=0, failure="error", reasons=("no such model",))
+    result = make_result(BEFORE, verdict=verdict).replace(runs=())
+    file = write_session(tmp_path / "x", result)
+    run("history", "add", file, "--history", tmp_path / "history", "--notify", VARIABLE, status=1)
+    ((_, _, body),) = service.posted
+    assert json.loads(body)["text"].endswith(": failed: `error`")
 
 
 def test_unfinished_night_posts_no_changes(tmp_path: Path, service: Service) -> None:

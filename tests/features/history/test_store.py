@@ -94,6 +94,12 @@ def test_mixed_machine_is_kept_as_two_classes(history: Path) -> None:
     assert of_gpu.read(store.read_cases(history)).machine == samples.make_gpu_machine()
 
 
+def test_failure_before_a_launch_is_kept_in_its_class(history: Path) -> None:
+    failed = kept(RUN).replace(runs=(), planned_class="h100-80gb-sxm-8xib400")
+    add(history, failed)
+    assert {place.hardware_class for place in store.places(history)} == {"h100-80gb-sxm-8xib400"}
+
+
 CHANGE = MachineChange(
     metric="tokens_per_s",
     hardware_class=RUN.machine.hardware_class,

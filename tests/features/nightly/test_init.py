@@ -17,6 +17,7 @@ from perfsuite.features.nightly.init import OF_LLAMA, PLACEHOLDER, releases_of
 from tests.cli import commands
 from tests.doc_pages import ROOT, Page
 from tests.processes import executable, output_of
+from tests.synthetic import make_repository
 
 OCTO = "octo/perfsuite@" + "4d2c1b0f" * 5
 WORKFLOW = Path(".github/workflows/performance.yml")
@@ -288,6 +289,20 @@ def test_refuses_bad_options_and_writes_nothing(
         monkeypatch.setitem(sys.modules, "transformers", None)
     assert words in commands.error_of("init", *arguments.split())
     assert not any(Path().iterdir())
+
+
+def test_refuses_a_workflow_in_a_part_of_a_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_repository(Path("mono"), 1)
+    top = Path("mono").resolve()
+    monkeypatch.chdir(top)
+    init("--github", "--uses", OCTO)
+    (top / "sub/train").mkdir(parents=True)
+    monkeypatch.chdir(top / "sub/train")
+    said = commands.error_of("init", "--github")
+    assert "only in the top directory of a repository, and this is sub/train/. Run this command in" in said
+    assert f"in {top}, for example with --cases sub/train/bench_cases, or leave out --github" in said
+    assert not any(Path().iterdir())
+    init()
 
 
 @pytest.mark.nightly

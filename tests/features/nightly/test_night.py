@@ -135,6 +135,16 @@ def test_ignores_the_report_of_an_earlier_night(tonight: Interpreter) -> None:
     assert PAGE.read_text().count("Nothing was measured") == 3, "an older session does not count"
 
 
+def test_a_refused_option_replaces_the_earlier_report(tonight: Interpreter) -> None:
+    run()
+    PAGE.unlink()
+    error_of("night", "--hardware", "cpu", "--budget", "soon")
+    assert [file.name for file in Path("out").iterdir()] == ["summary.md"]
+    assert PAGE.read_text().startswith("Nothing was measured: --budget=soon: give a time above 0")
+    run("--only-summary")
+    assert PAGE.read_text().count("Nothing was measured") == 1, "the page has the reason already"
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [

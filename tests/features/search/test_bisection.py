@@ -25,9 +25,11 @@ from perfsuite.features.search.bisection import (
 )
 from perfsuite.inputs.git import git
 from perfsuite.launch.arm import Arm
+from perfsuite.results.counts import merged
 from perfsuite.results.metric import described
 from perfsuite.results.outcome import Check, CountCheck, Finding, Outcome, Verdict
 from perfsuite.results.rank_report import Failure
+from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
 from perfsuite.verdict.arms import judge_counts
 from tests.packages import only_index, write_wheel
@@ -216,6 +218,56 @@ def test_event_search_looks_at_that_event() -> None:
     good, bad, other = map(launch, (evaluates, in_evaluation, in_steps))
     state = Stand(2, 2, _2=judge_counts(good, bad), _1=judge_counts(good, other)).search()
     assert (state.metric, state.suspects) == ("evaluate: kernels", ("2",))
+
+
+EVALUATES = counts(kernels={"forward": 10}, spans={"evaluate": counts(kernels={"forward": 10})})
+KERNELS = counts(kernels={"forward": 10})
+MORE_READS = KERNELS.replace(host_reads={"forward": 60})
+STEPS = KERNELS.replace(also_counted=(5,))
+NOT_SEEN = "evaluate was not seen, and might be done in a way that is not recognised"
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "candidate", "why"),
+    [
+        (
+            launch(EVALUATES),
+            launch(EVALUATES.replace(spans={"evaluate": counts(kernels={"forward": 20})})),
+            launch(counts(kernels={"forward": 12})),
+            NOT_SEEN,
+        ),
+        (
+            launch(KERNELS, KERNELS),
+            launch(KERNELS, counts(kernels={"forward": 20})),
+            launch(counts=merged({0: MORE_READS})),
+            "rank 1 is not judged: not counted in these launches",
+        ),
+        (
+            launch(STEPS),
+            launch(STEPS.replace(spans={"step 5": counts(kernels={"forward": 20}, step=5)})),
+            launch(MORE_READS),
+            "step 5: not judged, not counted in these launches",
+        ),
+    ],
+    ids=["event", "rank", "step"],
+)
+def test_count_in_an_unseen_place_is_not_good(good: Run, bad: Run, candidate: Run, why: str) -> None:
+    """The candidate has more of another count, so its verdict is `regressed`."""
+    verdict = judge_counts(good, candidate)
+    assert verdict.outcome == "regressed"
+    state = Stand(2, 1, _2=judge_counts(good, bad), _1=verdict).search()
+    assert [(step.outcome, step.why) for step in state.steps[1:]] == [("skipped", why)]
+
+
+def test_gap_in_another_count_hides_no_increase() -> None:
+    """The candidate lacks a phase and has another one. The kernels of its steps are those of the good arm."""
+    phases = KERNELS.replace(spans={"rollout": KERNELS})
+    other = MORE_READS.replace(spans={"other": KERNELS})
+    verdict = judge_counts(launch(phases), launch(other))
+    notes = verdict.counts.notes if verdict.counts is not None else ()
+    assert "rollout: not judged, not counted in these launches" in notes
+    state = Stand(2, 2, _2=counted(20), _1=verdict).search()
+    assert [step.outcome for step in state.steps] == ["bad", "good"]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from perfsuite.results.counts import CONSECUTIVE
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
+from perfsuite.session.setup import Host
 from tests.cli import commands
 from tests.packages import only_index, write_wheel
 from tests.processes import have_compiler
@@ -51,7 +52,7 @@ class Runs:
         self.uses: dict[str, str | None] = {}
 
     def _run(self, case: Any, directory: Path, arm: Arm, way: str) -> Run:
-        package, _, release = arm.text.partition("==")
+        package, _, release = arm.text.split()[0].partition("==")
         self.made.append((way, release, case.id))
         if (way, release) in self.refused:
             raise DryRunError("a shape depends on values")
@@ -79,7 +80,7 @@ class Runs:
         return self._run(case, directory, arm, "dry")
 
     def resolve(self, option: str, text: str, **_: Any) -> Arm:
-        if text.partition("==")[2] in self.uninstallable:
+        if text.split()[0].partition("==")[2] in self.uninstallable:
             raise CaseError(f"{text}: pip: ERROR: Cannot install {text} and torch==2.13.0")
         return Arm(text=text)
 
@@ -285,6 +286,56 @@ def test_skips_cases_that_do_not_use_the_package(runs: Runs) -> None:
     result = command("--from", "1.2", ids=(CASE.id, OTHER.id))
     assert f"left out: {OTHER.id} does not use some_thing" in result.stderr
     assert OTHER.id not in result.stdout.partition("\n## ")[2]
+
+
+def test_installs_other_packages_with_each_release(runs: Runs) -> None:
+    runs.failing = {"2.0"}
+    page = command("--from", "1.2", "--with", "setuptools==80.9.0 b==1", status=3).stdout
+    assert "\n\nInstalled with each release: setuptools==80.9.0, b==1.\n\n" in page
+    assert "with some_thing==2.0 setuptools==80.9.0 b==1: crash: boom" in page
+
+
+def test_runs_with_other_packages_are_kept_separately(runs: Runs) -> None:
+    command("--from", "1.2")
+    command("--from", "1.2", "--with", "setuptools==80.9.0")
+    assert runs.released == ["1.2", "2.0"] * 2
+
+
+def test_another_torch_is_asked_for_its_gpu(runs: Runs) -> None:
+    runs.without_cuda = {"some_thing==1.2 torch==2.13.0"}
+    command("--from", "1.2", "--with", "torch==2.13.0")
+    assert {*runs.devices} == {"cpu"}
+
+
+@pytest.mark.parametrize("word", ["setuptools", "X=1", "some-thing==1.0"])
+def test_refuses_words_that_are_no_other_releases(runs: Runs, word: str) -> None:
+    said = command("--from", "1.2", "--with", f"a==1 {word}", status=2).stderr
+    assert f"--with {word!r}: give releases of packages other than some_thing, such as setuptools==" in said
+    assert not runs.made
+
+
+def test_the_page_says_if_no_release_ran(runs: Runs) -> None:
+    runs.failing = {"1.2"}
+    runs.uninstallable = {"2.0"}
+    page = command("--from", "1.2", status=3).stdout
+    assert f"{SENSE}\n\nNo case ran with any release.\n\n## 1.2\n\n- {CASE.id}: dry run: with" in page
+    assert "\n\n## 1.2 → 2.0\n\n- not installed: Cannot install some_thing==2.0 and torch" in page
+
+
+def test_names_a_case_that_stops_using_the_package(runs: Runs) -> None:
+    runs.uses = {"1.2": None}
+    runs.kernels = {"2.0": 90}
+    page = command("--from", "1.1.1", status=3).stdout
+    assert f"## 1.1.1 → 1.2\n\n- {CASE.id}: its run did not use some_thing\n" in page
+    assert f"- {CASE.id}, since 1.1.1\n  - improved: kernels in forward: 100 → 90" in page
+
+
+def test_launches_of_another_machine_are_not_reused(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("cpu-node-a-8c", "cpu-node-b-8c"):
+        runs.machine = make_machine(hardware_class=name)
+        monkeypatch.setattr(Host, "machine_for", lambda self, case: runs.machine)
+        command("--from", "1.2", "--launch")
+    assert runs.released == ["1.2", "2.0"] * 2
 
 
 def test_cases_without_the_package_are_an_error(runs: Runs) -> None:
