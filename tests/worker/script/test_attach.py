@@ -18,12 +18,13 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
 from perfsuite import Script, Topology, documents
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import MismatchError
-from perfsuite.results.counts import COUNTED_STEP
+from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED
 from perfsuite.results.rank_report import Failure, RankEvidence, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID, RANK
 from perfsuite.worker.clock import startup_clock, timers
@@ -529,6 +530,15 @@ def test_an_uncaught_error_tells_the_steps(start: Start, monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "last_value", error, raising=False)
     tell(attached, error)
     assert (failure_of(attached).kind, report_of(attached).steps) == ("out_of_memory", 8)
+
+
+def test_counting_ends_with_the_process(start: Start) -> None:
+    attached = start(COUNTED)
+    train(steps=FIRST_COUNTED)
+    assert _get_current_dispatch_mode() is not None
+    attached.exits()
+    assert _get_current_dispatch_mode() is None
+    assert sys.getprofile() is None
 
 
 def test_agents_rank_reports_its_crash(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
