@@ -182,7 +182,7 @@ class Counting:
             self._give_up(IN_BACKWARD)
             return
         counts = counter.end_step(self._ended)
-        error = counter.error or counter.memory.error
+        error = counter.error or counter.memory.error or self._collector.error
         if error is not None:
             raise error
         if self._ended == COUNTED_STEP:
@@ -356,6 +356,7 @@ class Collector:
     """
 
     def __init__(self) -> None:
+        self.error: Exception | None = None  # the first error in collecting
         self._is_paused = False
 
     def pause(self) -> None:
@@ -363,9 +364,15 @@ class Collector:
         if self._is_paused or not gc.isenabled():
             return
         gradients.watch()
-        gradients.after_backward = _collect_young
+        gradients.after_backward = self._collect
         gc.disable()
         self._is_paused = True
+
+    def _collect(self) -> None:
+        try:
+            _collect_young()
+        except Exception as error:  # an error must not end the training
+            self.error = error
 
     def go_on(self) -> None:
         """Let Python decide again when to collect."""

@@ -309,9 +309,10 @@ def _parameters_in(module: nn.Module) -> list[nn.Parameter]:
     The classes of some modules override `parameters` with another meaning. Such modules have none.
     """
     try:
-        return [parameter for parameter in module.parameters() if not is_lazy(parameter)]
+        parameters = [*module.parameters()]
     except Exception:
         return []
+    return [parameter for parameter in parameters if not is_lazy(parameter)]
 
 
 def _copied(optimizer: Any, modules: Collection[nn.Module]) -> list[nn.Module]:
