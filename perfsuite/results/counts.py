@@ -162,8 +162,9 @@ class KeptObjects(Data):
     graph_holders: tuple[str, ...] = ()  # containers that hold some of these tensors
     # The lowest number of tensors with an autograd graph that were alive after a step. It also shows a leak
     # that something ends regularly, for example into a buffer that is emptied whenever the training logs.
-    # None: unknown.
+    # None: unknown, or each step keeps such tensors (`graphs`).
     graphs_left: int | None = None
+    graphs_after: tuple[int, ...] = ()  # the numbers of these steps
 
     @property
     def total(self) -> int:

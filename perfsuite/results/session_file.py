@@ -270,6 +270,14 @@ class CaseChange(Data):
     """Whether the case has the same id in both arms but does different work, for example because of another
     configuration file. Both arms then ran the case of arm B."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_new_name(cls, values: Any) -> Any:
+        """Accept the earlier name of `difference`, so that older results can be read."""
+        if isinstance(values, dict) and "told" in values:
+            return {"difference" if name == "told" else name: value for name, value in values.items()}
+        return values
+
 
 def lost_cases(changes: Iterable[CaseChange], results: Iterable[Measurement]) -> tuple[CaseChange, ...]:
     """Return the cases of arm A that were not compared.

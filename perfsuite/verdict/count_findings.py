@@ -80,6 +80,15 @@ def _whole(quantity: Quantity, counts: Counts) -> float:
     return sum(abs(other.value(counts) or 0) for other in family)
 
 
+def _left_after_same_steps(then: Counts, today: Sequence[Counts]) -> bool:
+    """Return whether the tensors with a graph were counted after the same steps.
+
+    How many of them are left can depend on the step, for example if the training empties a buffer regularly.
+    """
+    steps = {counts.kept.graphs_after for counts in (then, *today) if counts.kept is not None}
+    return len(steps) == 1
+
+
 def _in_all_spans(
     before: Counts, now: list[Counts], baseline: CountBaseline
 ) -> Iterator[tuple[Quantity, Finding, Counts]]:
@@ -98,6 +107,8 @@ def _in_all_spans(
         if all(counts == then for counts in today):
             continue
         for quantity in quantities.quantities((then, *today)):
+            if quantity is quantities.GRAPHS_LEFT and not _left_after_same_steps(then, today):
+                continue
             finding = _finding(quantity, then, today, unsteady_in(span, baseline.unsteady), baseline.target)
             if finding is None:
                 continue

@@ -12,7 +12,7 @@ from perfsuite.results.metric import GATED
 from perfsuite.results.outcome import BY_THE_MACHINE, CountCheck, Outcome, Verdict
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Figures, Run
-from perfsuite.results.session_file import Measurement, SessionFile, Skipped
+from perfsuite.results.session_file import CaseChange, Measurement, SessionFile, Skipped
 from perfsuite.verdict.judge import judge
 from perfsuite.verdict.noise import ClassNoise
 from perfsuite.verdict.policy import Policy
@@ -52,6 +52,11 @@ def test_compares_arms_by_counts_without_times(
     verdict: Verdict, before: tuple[Run, ...], expected: bool
 ) -> None:
     assert make_result(now()).replace(verdict=verdict, before=before).by_counts is expected
+
+
+def test_reads_a_case_change_with_the_earlier_name() -> None:
+    values = {"case_id": "a", "nodeid": "test.py::test[a]", "kind": "changed", "told": "micro_batch 2 -> 1"}
+    assert CaseChange.model_validate(values).difference == "micro_batch 2 -> 1"
 
 
 def test_figures_are_evidence_without_a_reason() -> None:

@@ -156,6 +156,7 @@ NAMES: Mapping[str, Name] = {
             "active_fake_mode": "torch._guards:active_fake_mode",
             "current_dispatch_mode": "torch.utils._python_dispatch:_get_current_dispatch_mode",
             "current_dispatch_mode_stack": "torch.utils._python_dispatch:_get_current_dispatch_mode_stack",
+            "exclude_key": "torch._C:_SetExcludeDispatchKeyGuard",
             "fake_tensor": "torch._subclasses.fake_tensor:",
             "compile_callback": "torch._C._dynamo.eval_frame:get_eval_frame_callback",
             "has_kernel": "torch._C:_dispatch_has_kernel_for_dispatch_key",

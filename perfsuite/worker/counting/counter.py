@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.overrides import enable_reentrant_dispatch
 from torch.utils.flop_counter import flop_registry
 
 from perfsuite.frameworks.common.private import (
@@ -33,6 +34,7 @@ from perfsuite.frameworks.common.private import (
     active_fake_mode,
     call_kernel,
     current_dispatch_mode_stack,
+    exclude_key,
     fake_tensor,
     has_kernel,
     is_wrapper_subclass_type,
@@ -41,7 +43,7 @@ from perfsuite.frameworks.common.private import (
     tree_leaves,
 )
 from perfsuite.results.counts import COUNTED_STEP, Collective, Counts, Phase
-from perfsuite.worker.counting import python_calls
+from perfsuite.worker.counting import gradients, python_calls
 from perfsuite.worker.counting.collectives import OPERATORS, call_of
 from perfsuite.worker.counting.gradients import makes_a_graph
 from perfsuite.worker.counting.live_memory import COMMUNICATION, KEPT, LiveMemory, entered
@@ -117,10 +119,13 @@ HOST_READS = frozenset({
 BY_A_MASK = frozenset({"aten.index", "aten.index_put", "aten.index_put_"})
 """Operators that make the host wait if an index is a mask. The host does not wait if a single value is
 written to the masked elements, because torch then calls `masked_fill_`, which does not need their number."""
+MOST_OPERATORS = 5000
+"""In a counted step, garbage is collected after this number of operators, for example in a long rollout."""
 DEVICE = torch.ops.prim.device.default
 """The operator that returns the device of a fake tensor. It is called when C++ code reads `device`."""
 COMPOSITE = "CompositeImplicitAutograd"
 """The dispatch key of the kernels that only call other operators."""
+AUTOCAST = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}  # type of a device -> the dispatch key of autocast
 COPIES = frozenset({"aten._to_copy", "aten.copy_"})
 LOOKUPS = frozenset({"aten.embedding", "aten._embedding_bag", "aten._embedding_bag_forward_only"})
 """Operators that look up tokens. Their second argument is the tokens."""
@@ -208,6 +213,7 @@ class StepCounter(TorchDispatchMode):
         self.memory.counts_host = all(each.device.type == "cpu" for each in self._all_parameters())
         self._in_optimizer = False
         self._in_other_optimizer = False
+        self._uncollected = 0  # number of operators since garbage was collected
         # Whether the optimizer's step runs forward and backward in a closure, as in Lightning's `fit`.
         self._runs_closure = False
         self._closure_has_begun = False
@@ -295,6 +301,7 @@ class StepCounter(TorchDispatchMode):
     def end_step(self, step: int = COUNTED_STEP) -> Counts:
         """Return the counts of the step that ends here, and begin the next step."""
         self._in_optimizer = False
+        self._in_other_optimizer = False
         self._guarded(self._note_state)
         alike = defaultdict[tuple[str, int, int, str, str, bool], list[Collective]](list)
         for call in self._calls:
@@ -332,7 +339,8 @@ class StepCounter(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is DEVICE:
             return func(*args, **kwargs)
-        if self.is_entered and not types and _is_composite(func):
+        is_inferring = self.is_entered and torch.is_inference_mode_enabled()
+        if is_inferring and _consists_of_others(func, types, args, kwargs):
             return self._call_parts(func, args, kwargs)
         counted, its_args, its_kwargs = _without_random_state(func, args, kwargs)
         given = self._guarded(self._before, counted, types, its_args, its_kwargs) if self.is_entered else None
@@ -352,7 +360,10 @@ class StepCounter(TorchDispatchMode):
         """
         super().__enter__()  # type: ignore[no-untyped-call]
         try:
-            return call_kernel(func)(COMPOSITE, *args, **kwargs)
+            with contextlib.ExitStack() as seen:
+                for key in _autocast_keys(func):
+                    seen.enter_context(exclude_key(getattr(torch.DispatchKey, key), False))
+                return call_kernel(func)(COMPOSITE, *args, **kwargs)
         finally:
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
@@ -399,7 +410,9 @@ class StepCounter(TorchDispatchMode):
         # exception is a closure in which the optimizer runs forward and backward.
         if self._in_optimizer and not self._is_in_closure(backward):
             return "optimizer"
-        if self._in_other_optimizer and not backward and not torch.is_grad_enabled():
+        if backward:
+            self._in_other_optimizer = False  # its step has ended, perhaps with an error
+        elif self._in_other_optimizer and not torch.is_grad_enabled():
             return "optimizer"
         # 2. All other work outside of backward is forward, including batches, logging, and work between
         # steps.
@@ -429,6 +442,10 @@ class StepCounter(TorchDispatchMode):
             self._closure_has_begun |= torch.is_grad_enabled()
             self._closure_had_backward |= in_backward()
         phase = self._phase()
+        self._uncollected += 1
+        if self._uncollected >= MOST_OPERATORS and gradients.after_backward is not None:
+            self._uncollected = 0
+            gradients.after_backward()
         made = _tensors(out)
         collective = None
         if operator in OPERATORS:
@@ -633,10 +650,37 @@ def read_by_the_host(
     return given if operator in HOST_READS or by_a_size else []
 
 
+def _consists_of_others(func: Any, types: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether an operator only calls other operators for these tensors, as `aten.linear` does.
+
+    Special kinds of tensors, such as nested ones, can have kernels of their own.
+    """
+    if types or not _is_composite(func):
+        return False
+    return all(
+        each.layout is torch.strided and not (each.is_quantized or each.is_nested)
+        for each in _tensors((args, kwargs))
+    )
+
+
+def _autocast_keys(func: Any) -> list[str]:
+    """Return the dispatch keys with which autocast must see the operators that `func` calls.
+
+    torch excludes these keys while it calls a dispatch mode. Without a mode, it excludes them only inside of
+    an operator for which autocast itself has chosen the dtype.
+    """
+    with enable_reentrant_dispatch():  # otherwise, autocast seems to be disabled
+        devices = [device for device in AUTOCAST if torch.is_autocast_enabled(device)]
+    keys = [AUTOCAST[device] for device in devices]
+    return [key for key in keys if not has_kernel(func.name(), key)]
+
+
 @functools.cache
 def _is_composite(func: Any) -> bool:
-    """Return whether the operator consists of other operators, as `aten.linear` does."""
-    return not isinstance(func, HigherOrderOperator) and has_kernel(func.name(), COMPOSITE)
+    """Return whether an operator has a kernel that calls other operators, and none for usual tensors."""
+    if isinstance(func, HigherOrderOperator) or not has_kernel(func.name(), COMPOSITE):
+        return False
+    return not any(has_kernel(func.name(), key) for key in ("CPU", "CUDA"))
 
 
 @functools.cache

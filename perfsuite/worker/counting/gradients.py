@@ -250,7 +250,6 @@ def _notice_passes_with_graph(name: str, position: int) -> None:
             _with_graph -= 1
 
     watched.counts_graphs = True  # type: ignore[attr-defined]
-    watched._torchdynamo_inline = original  # type: ignore[attr-defined]
     setattr(torch.autograd, name, watched)
 
 
@@ -273,5 +272,4 @@ def _notice_backward() -> None:
         return result
 
     watched.tells_its_end = True  # type: ignore[attr-defined]
-    watched._torchdynamo_inline = original  # type: ignore[attr-defined]
     torch.autograd.backward = watched

@@ -106,12 +106,14 @@ class Growth:
         names = sorted(self._counts[-1])
         kept = {name: self._kept_per_step([census.get(name, 0) for census in self._counts]) for name in names}
         by_type = {name: number for name, number in kept.items() if number > 0}
+        self._kept = KeptObjects(by_type=by_type)
         graphs = self._known_graphs()
-        self._kept = KeptObjects(
-            by_type=by_type,
-            graphs=None if graphs is None else max(self._kept_per_step(graphs), 0),
-            graphs_left=None if graphs is None else min(graphs),
-        )
+        if graphs is not None:
+            kept_graphs = max(self._kept_per_step(graphs), 0)
+            left = None if kept_graphs else min(graphs)
+            self._kept = self._kept.replace(
+                graphs=kept_graphs, graphs_left=left, graphs_after=self.boundaries
+            )
         if by_type and not self._is_frozen_meanwhile:
             self._kept = self._with_holders(self._kept, new)
         if self._kept.graphs == 0 and (self._kept.graphs_left or 0) > GRAPHS_FLOOR:

@@ -39,7 +39,7 @@ from perfsuite.worker.counting import python_calls
 from perfsuite.worker.counting.counter import StepCounter, does_work
 from perfsuite.worker.counting.growth import Growth
 from perfsuite.worker.counting.python_calls import PythonCounter
-from perfsuite.worker.counting.steps import leave
+from perfsuite.worker.counting.steps import Collector, leave
 
 OPERATORS_IN = 2
 CALLS_IN = 3
@@ -279,3 +279,5 @@ def _leave_counters_of_the_rank() -> None:
     if getattr(sys.getprofile(), "__module__", "").startswith("perfsuite."):
         sys.setprofile(None)
     python_calls.leave_monitoring()
+    if Collector.paused is not None:
+        Collector.paused.go_on()

@@ -6,7 +6,7 @@ import functools
 import gc
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -348,27 +348,32 @@ class Counting:
 
 
 class Collector:
-    """Runs Python's garbage collector at fixed places of a counted step: at the end of each backward.
+    """Runs Python's garbage collector at fixed places of a counted step.
 
-    Usually, it runs after some number of allocations. Tensors in reference cycles would then be freed earlier
-    or later than in another launch, although the training is the same. If the training has turned the
-    collector off, it stays off.
+    These places are the end of each backward, and every `MOST_OPERATORS` operators. Usually, the collector
+    runs after some number of allocations. Tensors in reference cycles would then be freed earlier or later
+    than in another launch, although the training is the same. If the training has turned the collector off,
+    it stays off.
     """
+
+    paused: ClassVar[Collector | None] = None  # the one that now decides when garbage is collected
 
     def __init__(self) -> None:
         self.error: Exception | None = None  # the first error in collecting
-        self._is_paused = False
+        self._thresholds = gc.get_threshold()
 
     def pause(self) -> None:
-        """Collect only after each backward from now on."""
-        if self._is_paused or not gc.isenabled():
+        """Collect only at the fixed places from now on."""
+        self._thresholds = gc.get_threshold()
+        if Collector.paused is not None or not gc.isenabled() or not self._thresholds[0]:
             return
         gradients.watch()
-        gradients.after_backward = self._collect
-        gc.disable()
-        self._is_paused = True
+        gradients.after_backward = self.collect
+        gc.set_threshold(0)
+        Collector.paused = self
 
-    def _collect(self) -> None:
+    def collect(self) -> None:
+        """Collect the garbage among young objects."""
         try:
             _collect_young()
         except Exception as error:  # an error must not end the training
@@ -376,10 +381,11 @@ class Collector:
 
     def go_on(self) -> None:
         """Let Python decide again when to collect."""
-        if self._is_paused:
+        if Collector.paused is self:
             gradients.after_backward = None
-            gc.enable()
-            self._is_paused = False
+            if not gc.get_threshold()[0]:  # otherwise, the training has set it
+                gc.set_threshold(*self._thresholds)
+            Collector.paused = None
 
 
 def _collect_young() -> None:

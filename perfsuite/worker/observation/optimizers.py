@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ class Stepping:
     name: str  # name of the class, with a number (`AdamW:2`) unless this is the first optimizer of the class
     # Ids of the parameters. The observer keeps the clock's parameters alive, so their ids are not reused.
     parameters: set[int]
+    optimizer: Callable[[], Any]  # a weak reference to the optimizer
     is_clock: bool = False
     # Whether this optimizer already existed when the clock began. If it did, it becomes the clock only if it
     # steps twice in a row.
@@ -134,11 +135,13 @@ class Optimizers:
             number = 1 + sum(stepping.kind == kind for stepping in self.seen)
             name = kind if number == 1 else f"{kind}:{number}"
             parameters = set(map(id, parameters_of(optimizer)))
-            again = self._rebuilt(kind, parameters)
-            if again is not None:
-                self._living[optimizer] = again
-                return again
-            new = self._living[optimizer] = Stepping(kind, name, parameters)
+            new = Stepping(kind, name, parameters, weakref.ref(optimizer))
+            earlier = self._earlier_like(new)
+            if earlier is not None:
+                earlier.optimizer = new.optimizer
+                self._living[optimizer] = earlier
+                return earlier
+            self._living[optimizer] = new
             self.seen.append(new)
             if self._clock is None:
                 new.is_clock = self.wanted in (None, f"{kind}:{number}", name)
@@ -149,17 +152,16 @@ class Optimizers:
                 self._clock = new
         return self._living[optimizer]
 
-    def _rebuilt(self, kind: str, parameters: set[int]) -> Stepping | None:
+    def _earlier_like(self, new: Stepping) -> Stepping | None:
         """Return the entry of an earlier optimizer of this kind that no longer exists, or None.
 
         A script can build an inner optimizer in every step, as in meta-learning. All of these optimizers
         share one entry. An optimizer that might be the clock has an entry of its own.
         """
-        if self._clock is None or Stepping(kind, "", parameters).follows(self._clock):
+        if self._clock is None or new.follows(self._clock):
             return None
-        living = set(map(id, self._living.values()))
         for old in self.seen:
-            if old.kind == kind and not (old.is_clock or old.in_turn or id(old) in living):
+            if old.kind == new.kind and not (old.is_clock or old.in_turn) and old.optimizer() is None:
                 return old
         return None
 

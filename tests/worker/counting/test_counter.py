@@ -91,6 +91,43 @@ def test_inference_mode_has_the_counts_of_no_grad() -> None:
     assert evaluated(torch.inference_mode) == evaluated(torch.no_grad)
 
 
+@pytest.mark.parametrize("activation", [nn.functional.silu, nn.functional.mish])
+def test_training_keeps_its_kernels(activation: Callable[[Tensor], Tensor]) -> None:
+    """The backward of these functions could be taken apart as well, but has a kernel of its own."""
+    weight = torch.randn(BATCH, WIDTH, dtype=torch.bfloat16, requires_grad=True)
+    activation(weight).sum().backward()
+    expected = known(weight.grad).clone()
+    weight.grad = None
+    counts = counted(lambda: activation(weight).sum().backward())
+    assert torch.equal(known(weight.grad), expected)
+    assert f"aten.{activation.__name__}_backward" in counts.ops
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
+def test_nested_tensors_keep_their_kernels_in_inference_mode() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2, WIDTH), torch.ones(3, WIDTH)])
+    layer = nn.Linear(WIDTH, WIDTH)
+    with torch.inference_mode(), StepCounter([]):
+        result = layer(nested)
+    assert result.is_nested
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_autocast_sees_the_parts_of_operators(is_mixed: bool) -> None:
+    rows = torch.ones(BATCH, WIDTH)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=is_mixed), StepCounter([]):
+        result = torch.einsum("bi,bj->ij", rows, rows)
+    assert result.dtype == (torch.bfloat16 if is_mixed else torch.float32)
+
+
+def test_garbage_is_collected_after_many_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    collected = list[None]()
+    monkeypatch.setattr(gradients, "after_backward", lambda: collected.append(None))
+    monkeypatch.setattr(counter_module, "MOST_OPERATORS", 10)
+    counted(lambda: [torch.ones(1) + 1 for _ in range(12)])
+    assert len(collected) == 2
+
+
 def test_counting_changes_no_result_in_inference_mode() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5))

@@ -3,6 +3,7 @@
 `frameworks/test_data_wait.py` tests the workers of scripts.
 """
 
+import gc
 import os
 import sys
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -39,6 +41,7 @@ from perfsuite.worker.counting.python_calls import PythonCounter
 from perfsuite.worker.hooks.named import Search
 from tests.processes import wait_until
 from tests.samples import known
+from tests.worker.loops import Loop, in_a_copy
 
 pytestmark = pytest.mark.launch
 BATCHES = 8
@@ -218,6 +221,24 @@ def test_worker_forked_in_a_counted_step_is_alike(run_dir: RunDir) -> None:
     counter = StepCounter([])
     with counter:
         assert_alike(known(counted(run_dir, Rows(50))), alone)
+
+
+def of_this_process() -> tuple[bool, int, bool]:
+    """Return whether garbage is collected, the number of dispatch modes, and whether calls are profiled."""
+    collects = gc.isenabled() and gc.get_threshold()[0] > 0
+    return collects, len(_get_current_dispatch_mode_stack()), sys.getprofile() is not None
+
+
+def test_a_process_forked_in_a_counted_step_drops_the_counters() -> None:
+    loader_workers._leave_after_forks()
+    seen = []
+
+    def train(loop: Loop) -> None:
+        loop.backward()
+        seen.append(in_a_copy(of_this_process))
+
+    Loop().run(train)
+    assert set(seen) == {(True, 0, False)}
 
 
 def test_worker_forked_in_a_loader_search_is_alike(run_dir: RunDir) -> None:

@@ -289,8 +289,23 @@ def test_memory_does_not_depend_on_when_garbage_is_collected() -> None:
 
 
 def test_the_collector_is_on_again_after_a_counted_step() -> None:
+    before = gc.get_threshold()
     Loop().run()
-    assert gc.isenabled()
+    assert gc.get_threshold() == before
+
+
+@pytest.mark.parametrize("number", [FIRST_COUNTED, COUNTED_STEP])
+def test_a_collector_that_a_counted_step_disables_stays_off(number: int) -> None:
+    def train(loop: Loop) -> None:
+        loop.backward()
+        if loop.number == number:
+            gc.disable()
+
+    try:
+        Loop().run(train)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_a_collector_that_the_training_has_disabled_stays_off() -> None:

@@ -43,7 +43,7 @@ GUARDS = {
     "_notice_backward.<locals>.watched",
     "_notice_passes_with_graph.<locals>.watched",
     "CollectorClock._see",
-    "Collector._collect",
+    "Collector.collect",
 }
 """Functions that cannot fail. Everything in them is in a `try`, or in another one of these functions.
 `_see_collector` only stores the number of a thread."""
