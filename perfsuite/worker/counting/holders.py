@@ -15,6 +15,7 @@ from types import FrameType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
+from perfsuite.frameworks.common.own_list import OwnList
 from perfsuite.worker.counting.python_calls import OURS
 from perfsuite.worker.observation.frozen import unfrozen
 
@@ -201,7 +202,7 @@ def _holders(level: list[_Link], ignored: Sequence[Any], *, follows_frames: bool
     for link in level:
         by_identity[id(link.thing)].append(link)
     for holder in gc.get_referrers(*(link.thing for link in level)):
-        if isinstance(holder, _Link | ModuleType) or _is_weak(holder):
+        if isinstance(holder, _Link | ModuleType) or type(holder) is OwnList or _is_weak(holder):
             continue
         if isinstance(holder, FrameType) and (not follows_frames or id(holder) in running):
             continue

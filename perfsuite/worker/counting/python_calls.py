@@ -126,13 +126,19 @@ class PythonCounter:
         )
 
     def _collection_begins(self, at: str, _: Any) -> None:
-        if at == "start":
-            self._watch.is_collecting = self._watch.pause()
+        try:
+            if at == "start":
+                self._watch.is_collecting = self._watch.pause()
+        except Exception:  # Python would print it, and go on
+            self._is_whole = False
 
     def _collection_ends(self, at: str, _: Any) -> None:
-        if at == "stop" and self._watch.is_collecting:
-            self._watch.is_collecting = False
-            self._watch.resume()
+        try:
+            if at == "stop" and self._watch.is_collecting:
+                self._watch.is_collecting = False
+                self._watch.resume()
+        except Exception:
+            self._is_whole = False
 
     def _see(self, frame: FrameType) -> bool:
         """Count a call of a function. Return True if the function and all calls that it makes are ignored."""

@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from perfsuite.frameworks.common.own_list import OwnList
 from perfsuite.worker.counting.holders import OUTSIDE, Garbage, holders_of
 
 HELD: list[object] = []
@@ -67,6 +68,21 @@ def test_nothing_is_kept_alive_after_the_search() -> None:
         assert leaf() is None
     finally:
         gc.enable()
+
+
+class Records:
+    """Records of perfsuite."""
+
+    def __init__(self) -> None:
+        self.losses = OwnList[object]()
+
+
+def test_records_of_perfsuite_are_no_holders() -> None:
+    leaf = Leaf()
+    records = Records()
+    records.losses.append(leaf)
+    HELD.append(leaf)
+    assert holders([leaf]) == ("`tests.worker.counting.test_holders.HELD`",)
 
 
 def test_a_global_is_named_through_containers() -> None:

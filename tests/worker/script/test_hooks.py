@@ -44,6 +44,8 @@ GUARDS = {
     "_notice_passes_with_graph.<locals>.watched",
     "CollectorClock._see",
     "Collector.collect",
+    "PythonCounter._collection_begins",
+    "PythonCounter._collection_ends",
 }
 """Functions that cannot fail. Everything in them is in a `try`, or in another one of these functions.
 `_see_collector` only stores the number of a thread."""
