@@ -48,6 +48,7 @@ def predict(
     cache = replay(log, workspace_bytes=workspace)
     late = replay(log, workspace_bytes=workspace, events_end="at the end of the step")
     expandable = replay(log, workspace_bytes=workspace, expandable_segments=True)
+    later, later_step = _later_peak(counts)
     fit = Fit(
         rank=rank,
         live=peak_of_live(log),
@@ -58,6 +59,8 @@ def predict(
         reserved_upper=max(cache.peak_reserved, late.peak_reserved),
         reserved_expandable=expandable.peak_reserved,
         built=built,
+        later=later,
+        later_step=later_step,
         outside=(CONTEXT, *_nccl(counts)),
         card=machine.memory_bytes,
         card_is_nominal=machine.product is not None and machine.product.usable_gib is None,
@@ -101,6 +104,19 @@ def facts_of(reports: Sequence[RankReport], case: Case, machine: Machine) -> Dry
         fit=max(fits, key=lambda fit: fit.most, default=None),
         roofline=roofline(counts, case, machine, tokens=reports[0].tokens_per_step),
     )
+
+
+def _later_peak(counts: Counts) -> tuple[int, int | None]:
+    """Return the highest peak of live tensors in the counted steps after the log, and the number of the step.
+
+    Returns 0 and None if no such step has a known peak.
+    """
+    highest: tuple[int, int | None] = (0, None)
+    for step in counts.also_counted:
+        its = counts.in_step(step)
+        if its is not None and its.memory is not None and its.memory.peak > highest[0]:
+            highest = (its.memory.peak, step)
+    return highest
 
 
 def _nccl(counts: Counts) -> tuple[MemoryPart, ...]:
