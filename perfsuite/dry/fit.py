@@ -36,11 +36,18 @@ communicator and the CUDA context together (nccl issue 864)."""
 
 
 def predict(
-    log: Sequence[Entry], counts: Counts, machine: Machine, rank: int, *, built: int = 0
+    log: Sequence[Entry],
+    counts: Counts,
+    machine: Machine,
+    rank: int,
+    *,
+    built: int = 0,
+    builds_as_launched: bool = False,
 ) -> Fit | None:
     """Predict a rank's memory from `log` and `counts`. Returns None on a CPU.
 
     `built` is the size in bytes of the model that the rank builds before it is sharded.
+    `builds_as_launched` says whether the log shows the memory that a launch needs to build the model.
     """
     if machine.device == "cpu":
         return None
@@ -59,6 +66,7 @@ def predict(
         reserved_upper=max(cache.peak_reserved, late.peak_reserved),
         reserved_expandable=expandable.peak_reserved,
         built=built,
+        start=cache.peak_before_reset if builds_as_launched else 0,
         later=later,
         later_step=later_step,
         outside=(CONTEXT, *_nccl(counts)),

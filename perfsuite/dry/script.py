@@ -56,6 +56,7 @@ class DryScript(DryRank):
     """A rank whose script builds and trains the model. The clock is attached from outside, as in a launch."""
 
     answers = values.WholeNumbersAreReal
+    builds_as_launched = True
     _observer: Observer  # set by the first step
     _search: Search  # set before the script begins
     _spans: Spans  # set before the script begins

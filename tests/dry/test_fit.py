@@ -7,7 +7,16 @@ from perfsuite.dry.fit import facts_of, judge, predict, workspace_bytes
 from perfsuite.dry.machine import pretended_gpu
 from perfsuite.report.explained import prediction
 from perfsuite.results.counts import Collective, Counts
-from perfsuite.results.device_log import Allocate, EndOfStep, Entry, Free, HostWait, UseIn, Workspace
+from perfsuite.results.device_log import (
+    Allocate,
+    EmptyCache,
+    EndOfStep,
+    Entry,
+    Free,
+    HostWait,
+    UseIn,
+    Workspace,
+)
 from perfsuite.results.dry_facts import DryFacts, Fit
 from tests.counted import make_collective, make_compiled, make_memory
 from tests.samples import known, make_case, make_gpu_machine, make_machine, make_report
@@ -104,6 +113,17 @@ def test_unsharded_model_must_fit_whole() -> None:
     assert (small.verdict, small.least) == ("fits", predicted().least)
     assert (large.verdict, large.least - small.least) == ("does not fit", 80 * GIB - small.allocated)
     assert "before it is sharded" not in " ".join(prediction(DryFacts(fit=small)))
+
+
+@pytest.mark.parametrize(("as_launched", "verdict"), [(False, "fits"), (True, "does not fit")])
+def test_a_card_must_hold_what_a_script_builds(as_launched: bool, verdict: str) -> None:
+    """The script builds 120 GiB, and shards this model before the first step."""
+    log = (Allocate(1, 120 * GIB, 0), Free(1), EmptyCache(), *held(10), EndOfStep(1))
+    machine = make_gpu_machine()
+    fit = known(predict(log, Counts(), machine, rank=0, builds_as_launched=as_launched))
+    assert (fit.verdict, fit.allocated) == (verdict, 10 * GIB)
+    said = "allocated up to the end of the first step: 120.0 GiB" in prediction(DryFacts(fit=fit))
+    assert said == as_launched
 
 
 def with_peaks(**peaks: int) -> Counts:

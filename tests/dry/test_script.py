@@ -305,6 +305,15 @@ def test_unseen_properties_are_only_claimed(tmp_path: Path) -> None:
     )
 
 
+def test_a_script_that_builds_too_much_does_not_fit(tmp_path: Path) -> None:
+    built = TRAIN.replace(
+        "model = Dist", "torch.empty(120 << 30, dtype=torch.uint8, device=device)\nmodel = Dist"
+    )
+    run = passed(case_of(tmp_path, built, hardware="h100"), tmp_path / "dry")
+    fit = known(known(run.dry_facts).fit)
+    assert (fit.verdict, fit.start >> 30) == ("does not fit", 120)
+
+
 @pytest.mark.nightly
 def test_promises_no_speed_for_fp32_in_tf32(tmp_path: Path) -> None:
     text = TRAIN.replace(GROUP, f"{GROUP}; torch.backends.cuda.matmul.fp32_precision = 'tf32'")
