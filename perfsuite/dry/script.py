@@ -16,9 +16,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from perfsuite.analysis import agreement
-from perfsuite.dry import compilation, cuda, program, values
+from perfsuite.dry import compilation, cuda, generation, program, values
 from perfsuite.dry.rank import DryRank, Enough
-from perfsuite.errors import DryRunError, MismatchError, PerfsuiteError, ScriptError
+from perfsuite.errors import DryRunError, MismatchError, PerfsuiteError, ScriptError, error_text
 from perfsuite.frameworks.common import pretend as wrappers
 from perfsuite.frameworks.common import private
 from perfsuite.frameworks.common.patches import attribute, module, replace, wrap
@@ -33,6 +33,7 @@ from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Observed, RankEvidence
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR, RunDir
 from perfsuite.worker.hooks import calls
+from perfsuite.worker.hooks.imports import AfterImport
 from perfsuite.worker.hooks.named import Search
 from perfsuite.worker.observation import engines, software
 from perfsuite.worker.observation.observe import Observer, owner
@@ -78,7 +79,11 @@ class DryScript(DryRank):
         _load_data_here()
         _save_nothing()
         wrap(torch, "load", _onto_cpu)
+        AfterImport({generation.CRITERIA: generation.pretend}, self._makes_one_token).begin()
         self.compilation.pretend()
+
+    def _makes_one_token(self, error: Exception) -> None:
+        self.notes.append(f"generate of transformers makes one token, whatever is asked: {error_text(error)}")
 
     def _train(self) -> None:
         self.workload = self.framework.build(self.case, self.ranks, self.recorder)

@@ -314,6 +314,31 @@ def test_a_script_that_builds_too_much_does_not_fit(tmp_path: Path) -> None:
     assert (fit.verdict, fit.start >> 30) == ("does not fit", 120)
 
 
+ROLLOUT = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+device = torch.device("cuda")
+sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=64)
+model = LlamaForCausalLM(LlamaConfig(**sizes)).to(device)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(20):
+    tokens = torch.zeros(4, 16, dtype=torch.long, device=device)
+    with torch.no_grad():
+        made = model.generate(tokens, max_new_tokens=3, pad_token_id=0)
+    assert made.shape == (4, 19), made.shape
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_generate_makes_the_tokens_it_is_asked_for(tmp_path: Path) -> None:
+    case = case_of(tmp_path, ROLLOUT, ranks=1, hardware="h100")
+    tokens = case.framework.replace(tokens="vary")
+    assert counted(passed(case.replace(framework=tokens), tmp_path / "dry")).host_reads["forward"] >= 3
+
+
 @pytest.mark.nightly
 def test_promises_no_speed_for_fp32_in_tf32(tmp_path: Path) -> None:
     text = TRAIN.replace(GROUP, f"{GROUP}; torch.backends.cuda.matmul.fp32_precision = 'tf32'")
