@@ -198,13 +198,20 @@ def _is_no(tensor: Any) -> bool:
     return getattr(tensor, "is_no", False)
 
 
+on_invented_bool: Callable[[], object] = nothing
+"""Called whenever the host reads a bool whose value is unknown. The answer is then True."""
+
+
 def _answer(tensor: Any) -> bool | int | float:
     values = decisions.values_of(tensor) if isinstance(tensor, FakeTensor) else None
     if values is not None:
         with disable_current_modes():
             return values.item()
     if tensor.dtype is torch.bool:
-        return not _is_no(tensor) and not generation.go_on(tensor)
+        if _is_no(tensor) or generation.go_on(tensor):
+            return False
+        on_invented_bool()
+        return True
     if not tensor.dtype.is_floating_point:
         return 1
     return 0.0 if hasattr(tensor, "found_inf") else 1.0

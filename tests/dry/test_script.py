@@ -314,6 +314,14 @@ def test_a_script_that_builds_too_much_does_not_fit(tmp_path: Path) -> None:
     assert (fit.verdict, fit.start >> 30) == ("does not fit", 120)
 
 
+def test_notes_where_a_script_reads_an_unknown_bool(tmp_path: Path) -> None:
+    code = "assert (model.module[1].weight < 9).all()"
+    unknown = TRAIN.replace("# here", f"{code}; assert not loss.isnan()")
+    run = passed(case_of(tmp_path, unknown), tmp_path / "dry")
+    (note,) = (note for note in run.notes if "reads a bool" in note)
+    assert f"gets True (train.py:{1 + unknown[: unknown.index(code)].count(chr(10))}: {code};" in note
+
+
 ROLLOUT = """
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -396,7 +404,8 @@ def test_answers_what_scripts_ask_of_torch(tmp_path: Path) -> None:
     # torch keeps a backend for each call of torch.compile, which this script makes in each step.
     kept = "_TorchCompileInductorWrapper"
     run = passed(case_of(tmp_path, text, hardware="h100"), tmp_path / "dry", leaks=kept)
-    assert run.notes == ()  # a function that is compiled but never called changes nothing else
+    (note,) = run.notes  # a function that is compiled but never called changes nothing else
+    assert "assert bool((model(tokens) > 0).all())" in note
 
 
 @pytest.mark.nightly
