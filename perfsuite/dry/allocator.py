@@ -116,6 +116,7 @@ class CachingAllocator:
         # The memory obtained from CUDA, and its peak (`torch.cuda.max_memory_reserved`).
         self.reserved = 0
         self.peak_reserved = 0
+        self.peak_before_reset = 0  # `peak_allocated` before `reset_peaks`
         self._end = 0  # address at which the next segment begins
         self._pools: dict[tuple[int, bool], _Pool] = {}  # by stream, and by whether the pool is small
 
@@ -168,6 +169,7 @@ class CachingAllocator:
 
     def reset_peaks(self) -> None:
         """Let the peaks begin at the current values, as `torch.cuda.reset_peak_memory_stats` does."""
+        self.peak_before_reset = self.peak_allocated
         self.peak_allocated = self.allocated
         self.peak_reserved = self.reserved
 
@@ -358,7 +360,8 @@ def replay(
 ) -> CachingAllocator:
     """Replay a log in a new allocator, and return the allocator.
 
-    The allocator's peaks do not include the first step. `workspace_bytes` is the size of each of cuBLAS's
+    The allocator's peaks do not include the first step and the time before it. The allocated memory at that
+    time is in `peak_before_reset`. `workspace_bytes` is the size of each of cuBLAS's
     workspaces.
     """
     allocator = CachingAllocator(expandable_segments=expandable_segments)

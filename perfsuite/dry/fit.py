@@ -36,11 +36,18 @@ communicator and the CUDA context together (nccl issue 864)."""
 
 
 def predict(
-    log: Sequence[Entry], counts: Counts, machine: Machine, rank: int, *, built: int = 0
+    log: Sequence[Entry],
+    counts: Counts,
+    machine: Machine,
+    rank: int,
+    *,
+    built: int = 0,
+    builds_as_launched: bool = False,
 ) -> Fit | None:
     """Predict a rank's memory from `log` and `counts`. Returns None on a CPU.
 
     `built` is the size in bytes of the model that the rank builds before it is sharded.
+    `builds_as_launched` says whether the log shows the memory that a launch needs to build the model.
     """
     if machine.device == "cpu":
         return None
@@ -48,6 +55,7 @@ def predict(
     cache = replay(log, workspace_bytes=workspace)
     late = replay(log, workspace_bytes=workspace, events_end="at the end of the step")
     expandable = replay(log, workspace_bytes=workspace, expandable_segments=True)
+    later, later_step = _later_peak(counts)
     fit = Fit(
         rank=rank,
         live=peak_of_live(log),
@@ -58,6 +66,9 @@ def predict(
         reserved_upper=max(cache.peak_reserved, late.peak_reserved),
         reserved_expandable=expandable.peak_reserved,
         built=built,
+        start=cache.peak_before_reset if builds_as_launched else 0,
+        later=later,
+        later_step=later_step,
         outside=(CONTEXT, *_nccl(counts)),
         card=machine.memory_bytes,
         card_is_nominal=machine.product is not None and machine.product.usable_gib is None,
@@ -101,6 +112,19 @@ def facts_of(reports: Sequence[RankReport], case: Case, machine: Machine) -> Dry
         fit=max(fits, key=lambda fit: fit.most, default=None),
         roofline=roofline(counts, case, machine, tokens=reports[0].tokens_per_step),
     )
+
+
+def _later_peak(counts: Counts) -> tuple[int, int | None]:
+    """Return the highest peak of live tensors in the counted steps after the log, and the number of the step.
+
+    Returns 0 and None if no such step has a known peak.
+    """
+    highest: tuple[int, int | None] = (0, None)
+    for step in counts.also_counted:
+        its = counts.in_step(step)
+        if its is not None and its.memory is not None and its.memory.peak > highest[0]:
+            highest = (its.memory.peak, step)
+    return highest
 
 
 def _nccl(counts: Counts) -> tuple[MemoryPart, ...]:

@@ -133,10 +133,11 @@ def _elastic_variables(config: Any, rank: int) -> dict[str, str]:
     }
 
 
-def place(passed: Iterable[tuple[FrameType, int]]) -> str | None:
+def place(passed: Iterable[tuple[FrameType, int]], *, in_libraries: bool = True) -> str | None:
     """Return the last line of the user's code in these frames, or None if there is none.
 
-    If that line called a library other than torch, the last line in the library is added.
+    If that line called a library other than torch, the last line in the library is added. Without
+    `in_libraries`, None is returned instead.
     """
     own = None
     library = None
@@ -150,4 +151,6 @@ def place(passed: Iterable[tuple[FrameType, int]]) -> str | None:
         elif not installed and not file.startswith(not_own):
             own = f"{os.path.relpath(file)}:{line}: {code}"
             library = None
+    if library is not None and not in_libraries:
+        return None
     return own and own + (library or "")

@@ -83,6 +83,7 @@ class DryRank:
     workload: Workload  # the training; set once it is built
     environment: dict[str, str]  # versions and variables of this process
     answers: type[values.NoValues] = values.NoValues
+    builds_as_launched = False  # whether the model is built by the same operators as in a launch
 
     def __init__(
         self, case: Case, report: RankReport, machine: Machine, directory: Path, counted_steps: int = 1
@@ -132,15 +133,20 @@ class DryRank:
         if counting.counts is None:
             why = "; ".join(counting.notes) or f"training ended after {self.recorder.steps} steps"
             raise DryRunError(f"nothing was counted: {why}")
-        rank = self.report.rank
-        built = self._built_bytes
         counts = compilation.without_kernels(counting.counts, software.compiled_counts())
         counts = counts.replace(kept=self._growth.result())
         self._write_log()
         return self.report.replace(
             counts=counts,
             hidden=self._cut_short(),
-            fit=predict(self.log.entries, counts, self._machine, rank, built=built),
+            fit=predict(
+                self.log.entries,
+                counts,
+                self._machine,
+                self.report.rank,
+                built=self._built_bytes,
+                builds_as_launched=self.builds_as_launched,
+            ),
             flops=self.workload.flops or flops,
             dtypes=dtypes,
             observed=Observed(

@@ -16,9 +16,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from perfsuite.analysis import agreement
-from perfsuite.dry import compilation, cuda, program, values
+from perfsuite.dry import compilation, cuda, generation, program, values
 from perfsuite.dry.rank import DryRank, Enough
-from perfsuite.errors import DryRunError, MismatchError, PerfsuiteError, ScriptError
+from perfsuite.errors import DryRunError, MismatchError, PerfsuiteError, ScriptError, error_text
 from perfsuite.frameworks.common import pretend as wrappers
 from perfsuite.frameworks.common import private
 from perfsuite.frameworks.common.patches import attribute, module, replace, wrap
@@ -29,10 +29,11 @@ from perfsuite.frameworks.common.private import (
     fake_tensor,
 )
 from perfsuite.node.ranks import moved_command, moved_directory
-from perfsuite.results.counts import Counts
+from perfsuite.results.counts import FIRST_COUNTED, Counts
 from perfsuite.results.rank_report import Observed, RankEvidence
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR, RunDir
 from perfsuite.worker.hooks import calls
+from perfsuite.worker.hooks.imports import AfterImport
 from perfsuite.worker.hooks.named import Search
 from perfsuite.worker.observation import engines, software
 from perfsuite.worker.observation.observe import Observer, owner
@@ -46,6 +47,10 @@ from perfsuite.worker.spans.recording import Spans
 
 INSTEAD = "Launch the case, or choose options of the script that avoid this"
 NEEDS_A_VALUE = (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException)
+INVENTED_BOOL = (
+    "the script reads a bool that has no value in a dry run, and gets True ({}). If the value decides how "
+    "much work a step does, the counts can be wrong"
+)
 COPIES = (
     "the optimizer {} updates tensors that belong to no module. They are assumed to be copies of the model's "
     "parameters. This was not checked"
@@ -56,6 +61,7 @@ class DryScript(DryRank):
     """A rank whose script builds and trains the model. The clock is attached from outside, as in a launch."""
 
     answers = values.WholeNumbersAreReal
+    builds_as_launched = True
     _observer: Observer  # set by the first step
     _search: Search  # set before the script begins
     _spans: Spans  # set before the script begins
@@ -77,7 +83,24 @@ class DryScript(DryRank):
         _load_data_here()
         _save_nothing()
         wrap(torch, "load", _onto_cpu)
+        values.on_invented_bool = self._reads_invented_bool
+        AfterImport({generation.CRITERIA: generation.pretend}, self._makes_one_token).begin()
         self.compilation.pretend()
+
+    def _reads_invented_bool(self) -> None:
+        """Note the line of the script that reads a bool in a counted step, without knowing its value.
+
+        Reads by libraries are not noted, because they are many, and most of them only check their arguments.
+        """
+        if not FIRST_COUNTED <= self.recorder.steps + 1 <= self.steps.until:
+            return
+        where = program.place(reversed([*traceback.walk_stack(None)]), in_libraries=False)
+        note = INVENTED_BOOL.format(where)
+        if where is not None and note not in self.notes:
+            self.notes.append(note)
+
+    def _makes_one_token(self, error: Exception) -> None:
+        self.notes.append(f"generate of transformers makes one token, whatever is asked: {error_text(error)}")
 
     def _train(self) -> None:
         self.workload = self.framework.build(self.case, self.ranks, self.recorder)

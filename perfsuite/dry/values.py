@@ -20,7 +20,7 @@ from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 from torch.library import Library
 
-from perfsuite.dry import decisions
+from perfsuite.dry import decisions, generation
 from perfsuite.frameworks.common import model, private, weights
 from perfsuite.frameworks.common.patches import module, nothing, replace, replace_everywhere, wrap
 from perfsuite.frameworks.common.private import (
@@ -128,7 +128,10 @@ class WholeNumbersAreReal(NoValues):
             return self._communicate(func, types, args, kwargs)
         if not _is_real(func, args, kwargs or {}, whole=not self.loads_data):
             out = super().__torch_dispatch__(func, types, args, kwargs)
-            return decisions.follow(func, args, kwargs or {}, out) if func.namespace == "aten" else out
+            if func.namespace != "aten":
+                return out
+            generation.follow(func, args, out)
+            return decisions.follow(func, args, kwargs or {}, out)
         # Do not pin memory, because the device does not exist.
         if overloadpacket(func) is torch.ops.aten._pin_memory:
             return args[0]
@@ -195,13 +198,20 @@ def _is_no(tensor: Any) -> bool:
     return getattr(tensor, "is_no", False)
 
 
+on_invented_bool: Callable[[], object] = nothing
+"""Called whenever the host reads a bool whose value is unknown. The answer is then True."""
+
+
 def _answer(tensor: Any) -> bool | int | float:
     values = decisions.values_of(tensor) if isinstance(tensor, FakeTensor) else None
     if values is not None:
         with disable_current_modes():
             return values.item()
     if tensor.dtype is torch.bool:
-        return not _is_no(tensor)
+        if _is_no(tensor) or generation.go_on(tensor):
+            return False
+        on_invented_bool()
+        return True
     if not tensor.dtype.is_floating_point:
         return 1
     return 0.0 if hasattr(tensor, "found_inf") else 1.0

@@ -142,11 +142,15 @@ def prediction(facts: DryFacts, unit: Unit = "tokens") -> list[str]:
 def _memory(fit: Fit) -> list[str]:
     outside = [f"{part.name} {_size(part.low)} to {_size(part.high)}" for part in fit.outside]
     whole = f"the model before it is sharded: {_size(fit.built)}"
+    start = f"allocated up to the end of the first step: {_size(fit.start)}"
+    later = f"live tensors in step {fit.later_step}: {_size(fit.later)}"
     nominal = " (nominal; the usable memory of this GPU is less, but unknown)" if fit.card_is_nominal else ""
     needs = f"rank {fit.rank} needs {_size(fit.least)} to {_size(fit.most)} of {_size(fit.card)}"
     return [
         f"{fit.verdict}: {needs}{nominal}",
         *([whole] if fit.built > fit.allocated else []),
+        *([start] if fit.start > fit.allocated else []),
+        *([later] if fit.later > fit.allocated else []),
         f"reserved by the caching allocator {_size(fit.reserved)}, at most {_size(fit.reserved_upper)} "
         f"({_size(fit.reserved_expandable)} with expandable segments), "
         f"allocated {_size(fit.allocated)}, live tensors {_size(fit.live)}",

@@ -49,6 +49,13 @@ class Fit(Data):
     reserved_upper: int
     reserved_expandable: int  # `reserved` with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`
     built: int = 0  # parameters of the whole model, if a rank has them on its device before sharding
+    # `allocated` up to the end of the first step, which includes building the model. 0: unknown, because
+    # perfsuite builds the model, and a dry run does not build it as a launch does.
+    start: int = 0
+    # The highest peak of live tensors in a counted step after the steps that the other fields describe, and
+    # the number of this step. None: no later step was counted, or its memory is unknown.
+    later: int = 0
+    later_step: int | None = None
     outside: tuple[MemoryPart, ...]  # memory of the process outside the caching allocator
     card: int  # total memory of the device
     # True if the total that CUDA reports is unknown, so that `card` is the nominal size, which is larger.
@@ -58,12 +65,16 @@ class Fit(Data):
     @property
     def least(self) -> int:
         """The minimum memory, in bytes, that a device needs to hold everything that is live at once."""
-        return max(self.allocated, self.built) + sum(part.low for part in self.outside)
+        return max(self.allocated, self.built, self.start, self.later) + sum(
+            part.low for part in self.outside
+        )
 
     @property
     def most(self) -> int:
         """The memory, in bytes, that a device needs to keep the allocator's cache even in the worst case."""
-        return max(self.reserved_upper, self.built) + sum(part.high for part in self.outside)
+        return max(self.reserved_upper, self.built, self.start, self.later) + sum(
+            part.high for part in self.outside
+        )
 
 
 class Roofline(Data):

@@ -239,6 +239,13 @@ def test_a_log_is_replayed(log: tuple[Entry, ...], allocated: int, reserved: int
     assert (cache.peak_allocated, cache.peak_reserved) == (allocated * MIB, reserved * MIB)
 
 
+def test_the_peak_up_to_the_first_step_is_kept() -> None:
+    built = (GET_30, Allocate(1, 50 * MIB, 0), Free(1))
+    cache = replay((*built, EndOfStep(1), *STEP, EndOfStep(2), *STEP, *STEP), workspace_bytes=MIB)
+    assert cache.peak_before_reset == 80 * MIB
+    assert replay(built, workspace_bytes=MIB).peak_before_reset == 0, "no step has ended"
+
+
 LENT = (GET_30, UseIn(0, 1))
 
 

@@ -7,9 +7,18 @@ from perfsuite.dry.fit import facts_of, judge, predict, workspace_bytes
 from perfsuite.dry.machine import pretended_gpu
 from perfsuite.report.explained import prediction
 from perfsuite.results.counts import Collective, Counts
-from perfsuite.results.device_log import Allocate, EndOfStep, Entry, Free, HostWait, UseIn, Workspace
+from perfsuite.results.device_log import (
+    Allocate,
+    EmptyCache,
+    EndOfStep,
+    Entry,
+    Free,
+    HostWait,
+    UseIn,
+    Workspace,
+)
 from perfsuite.results.dry_facts import DryFacts, Fit
-from tests.counted import make_collective, make_compiled
+from tests.counted import make_collective, make_compiled, make_memory
 from tests.samples import known, make_case, make_gpu_machine, make_machine, make_report
 
 MIB = 1 << 20
@@ -104,6 +113,39 @@ def test_unsharded_model_must_fit_whole() -> None:
     assert (small.verdict, small.least) == ("fits", predicted().least)
     assert (large.verdict, large.least - small.least) == ("does not fit", 80 * GIB - small.allocated)
     assert "before it is sharded" not in " ".join(prediction(DryFacts(fit=small)))
+
+
+@pytest.mark.parametrize(("as_launched", "verdict"), [(False, "fits"), (True, "does not fit")])
+def test_a_card_must_hold_what_a_script_builds(as_launched: bool, verdict: str) -> None:
+    """The script builds 120 GiB, and shards this model before the first step."""
+    log = (Allocate(1, 120 * GIB, 0), Free(1), EmptyCache(), *held(10), EndOfStep(1))
+    machine = make_gpu_machine()
+    fit = known(predict(log, Counts(), machine, rank=0, builds_as_launched=as_launched))
+    assert (fit.verdict, fit.allocated) == (verdict, 10 * GIB)
+    said = "allocated up to the end of the first step: 120.0 GiB" in prediction(DryFacts(fit=fit))
+    assert said == as_launched
+
+
+def with_peaks(**peaks: int) -> Counts:
+    """Return counts of steps 4 to 6, in which these steps have these peaks in GiB, and the others 10 GiB."""
+    small = make_memory(peak=10 * GIB)
+    steps = {number: small.replace(peak=peaks.get(f"step_{number}", 10) * GIB) for number in (4, 5, 6)}
+    counts = Counts(memory=steps[4])
+    for number in (5, 6):
+        counts = counts.with_step(Counts(step=number, memory=steps[number]))
+    return counts
+
+
+@pytest.mark.parametrize(("peak", "verdict"), [(13, "fits"), (70, "tight"), (80, "does not fit")])
+def test_a_card_must_hold_each_counted_step(peak: int, verdict: str) -> None:
+    """The log ends before these steps."""
+    fit = known(predict(LOG, with_peaks(step_5=12, step_6=peak), make_gpu_machine(), rank=0))
+    assert (fit.verdict, fit.later, fit.later_step) == (verdict, peak * GIB, 6)
+
+
+def test_no_later_step_was_counted() -> None:
+    fit = predicted()
+    assert (fit.later, fit.later_step) == (0, None)
 
 
 def test_cublas_has_more_memory_from_hopper_on() -> None:

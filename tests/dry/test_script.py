@@ -305,6 +305,48 @@ def test_unseen_properties_are_only_claimed(tmp_path: Path) -> None:
     )
 
 
+def test_a_script_that_builds_too_much_does_not_fit(tmp_path: Path) -> None:
+    built = TRAIN.replace(
+        "model = Dist", "torch.empty(120 << 30, dtype=torch.uint8, device=device)\nmodel = Dist"
+    )
+    run = passed(case_of(tmp_path, built, hardware="h100"), tmp_path / "dry")
+    fit = known(known(run.dry_facts).fit)
+    assert (fit.verdict, fit.start >> 30) == ("does not fit", 120)
+
+
+def test_notes_where_a_script_reads_an_unknown_bool(tmp_path: Path) -> None:
+    code = "assert (model.module[1].weight < 9).all()"
+    unknown = TRAIN.replace("# here", f"{code}; assert not loss.isnan()")
+    run = passed(case_of(tmp_path, unknown), tmp_path / "dry")
+    (note,) = (note for note in run.notes if "reads a bool" in note)
+    assert f"gets True (train.py:{1 + unknown[: unknown.index(code)].count(chr(10))}: {code};" in note
+
+
+ROLLOUT = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+device = torch.device("cuda")
+sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=64)
+model = LlamaForCausalLM(LlamaConfig(**sizes)).to(device)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(20):
+    tokens = torch.zeros(4, 16, dtype=torch.long, device=device)
+    with torch.no_grad():
+        made = model.generate(tokens, max_new_tokens=3, pad_token_id=0)
+    assert made.shape == (4, 19), made.shape
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_generate_makes_the_tokens_it_is_asked_for(tmp_path: Path) -> None:
+    case = case_of(tmp_path, ROLLOUT, ranks=1, hardware="h100")
+    tokens = case.framework.replace(tokens="vary")
+    assert counted(passed(case.replace(framework=tokens), tmp_path / "dry")).host_reads["forward"] >= 3
+
+
 @pytest.mark.nightly
 def test_promises_no_speed_for_fp32_in_tf32(tmp_path: Path) -> None:
     text = TRAIN.replace(GROUP, f"{GROUP}; torch.backends.cuda.matmul.fp32_precision = 'tf32'")
@@ -362,7 +404,8 @@ def test_answers_what_scripts_ask_of_torch(tmp_path: Path) -> None:
     # torch keeps a backend for each call of torch.compile, which this script makes in each step.
     kept = "_TorchCompileInductorWrapper"
     run = passed(case_of(tmp_path, text, hardware="h100"), tmp_path / "dry", leaks=kept)
-    assert run.notes == ()  # a function that is compiled but never called changes nothing else
+    (note,) = run.notes  # a function that is compiled but never called changes nothing else
+    assert "assert bool((model(tokens) > 0).all())" in note
 
 
 @pytest.mark.nightly

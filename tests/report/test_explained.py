@@ -38,6 +38,13 @@ def test_words_give_the_predicted_memory() -> None:
     assert built[1] == "the model before it is sharded: 70.0 GiB"
 
 
+@pytest.mark.parametrize(("gib", "is_named"), [(61, False), (70, True)])
+def test_words_name_a_later_step_that_needs_more(gib: int, is_named: bool) -> None:
+    said = prediction(DryFacts(fit=FIT.replace(later=gib * 2**30, later_step=8)))
+    assert ("live tensors in step 8: 70.0 GiB" in said) == is_named
+    assert said[0].startswith(f"tight: rank 7 needs {gib}.2 GiB to {max(gib, 64)}.5 GiB")
+
+
 COMPUTED = "551 TFLOP at 989.5 TFLOP/s take 556.8 ms"
 SLOWEST = "a step takes at least 556.8 ms, limited by computation: at most 941,530"
 NO_SPEED = ", not included because the speed of the link is unknown"

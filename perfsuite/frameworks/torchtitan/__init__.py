@@ -30,9 +30,11 @@ MIN_TORCH = (2, 13)  # torchtitan 0.3 cannot be imported with torch 2.11, and it
 PRECISIONS = ("fp32", "bf16-mixed", "bf16")  # supported precisions. All of them reduce gradients in fp32
 ROPES = ("default", "llama3")
 OF_REGISTRY = frozenset({"module", "config", "overrides"})
-SPLIT_CONTEXT = re.compile(r"--parallelism\.context_parallel_degree=(?!1$)\d+")
+SPLIT_CONTEXT = re.compile(r"--parallelism\.context[-_]parallel[-_]degree=(?!1$)\d+")
 """An override that turns on context parallelism: several ranks split each sequence. torchtitan's kernels for
-context parallelism need a GPU."""
+context parallelism need a GPU. torchtitan accepts hyphens and underscores in the names of options."""
+PIPELINE = re.compile("pipeline[-_]parallel[-_]degree")
+"""The name of the option that splits the layers into stages, in one of its spellings."""
 
 
 def why_torch_is_too_old() -> str | None:
@@ -148,7 +150,7 @@ class TorchTitan(Framework):
             pretend = f"{__name__}.pretend"
             return DryPlan(
                 pretend=lambda: importlib.import_module(pretend).pretend(self.expected(case)),
-                ranks_differ=any("pipeline_parallel_degree" in word for word in self.overrides),
+                ranks_differ=any(map(PIPELINE.search, self.overrides)),
             )
         return DryPlan(impossible="CUDA graphs cannot be captured: remove disable_cuda_graphs=False")
 

@@ -108,14 +108,26 @@ def test_cuda_graphs_need_a_gpu_and_no_dry_run() -> None:
     )
 
 
+SPELLINGS = pytest.mark.parametrize("hyphen", ["_", "-"])
+
+
+@SPELLINGS
 @pytest.mark.parametrize(("degree", "is_refused"), [(1, False), (2, True), (16, True)])
-def test_context_parallelism_needs_a_gpu(degree: int, is_refused: bool) -> None:
-    overrides = (f"--parallelism.context_parallel_degree={degree}",)
+def test_context_parallelism_needs_a_gpu(degree: int, is_refused: bool, hyphen: str) -> None:
+    overrides = (f"--parallelism.{'context_parallel_degree'.replace('_', hyphen)}={degree}",)
     titan = TorchTitan(module="llama3", config="llama3_debugmodel", overrides=overrides)
     case = SMALL.replace(framework=titan)
     reason = unsupported(case, detect_cpu("no GPU"))
     assert (reason is not None and "context parallelism needs a GPU" in reason) == is_refused
     assert "context" not in str(unsupported(case.replace(hardware=("h100",)), make_gpu_machine()))
+
+
+@SPELLINGS
+def test_ranks_differ_in_a_pipeline(hyphen: str) -> None:
+    option = f"--parallelism.{'pipeline_parallel_degree'.replace('_', hyphen)}"
+    for overrides in ((f"{option}=2",), (option, "2")):
+        titan = TorchTitan(module="llama3", config="llama3_debugmodel", overrides=overrides)
+        assert known(titan.dry(SMALL)).ranks_differ
 
 
 def test_an_older_torch_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
