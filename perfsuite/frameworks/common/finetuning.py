@@ -100,6 +100,10 @@ def add_adapters(
             module.to(dtype)
 
 
+OTHERS = "others"  # the value of `trained` if parameters are trained that are not adapters
+MOST_NAMED = 3  # maximum number of such parameters in a message
+
+
 def observed(model: nn.Module) -> dict[str, str]:
     """Return settings that show which parameters are trained and, if some are frozen, the adapters."""
     trains = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
@@ -108,7 +112,7 @@ def observed(model: nn.Module) -> dict[str, str]:
     adapters_only = all(_is_adapter(name) for name, trained in trains.items() if trained)
     kinds = [kind for kind in map(quantization_of, model.modules()) if kind is not None]
     settings = {
-        "trained": "adapters only" if adapters_only else "others",
+        "trained": "adapters only" if adapters_only else OTHERS,
         "quantised_layers": " ".join([str(len(kinds)), *sorted(set(kinds))]),
     }
     layers = adapters.adaptable(model)
@@ -166,6 +170,17 @@ def check_asked(
             f"lora: the case has none, but only adapters are trained ({observed['lora']}). "
             f"The FLOPs depend on them: {advice(model, blocks)}"
         )
+
+
+def advice_on_others(model: nn.Module) -> str:
+    """Return advice for a case with `lora` whose script also trains parameters that are not adapters."""
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    others = [name for name in trained if not _is_adapter(name)]
+    more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
+    return (
+        "remove lora from the case, because parameters that are not adapters are trained: "
+        f"{', '.join(others[:MOST_NAMED])}{more}"
+    )
 
 
 def advice(model: nn.Module, blocks: Sequence[nn.Module]) -> str:

@@ -191,7 +191,9 @@ class Observer:
             )
         field = FIELDS.get(key)
         say = f"give another {field} in the case"
-        if field == "lora":
+        if key == "trained" and self._settings.get(key) == finetuning.OTHERS:
+            say = finetuning.advice_on_others(self.model)
+        elif field == "lora":
             say = finetuning.advice(self.model, self._blocks())
         return f" If the script is as it should be, {say}." if field else ""
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from perfsuite.case.case import Case, LoRA
 from perfsuite.case.model import Model
@@ -61,6 +62,14 @@ def test_trained_layers_belong_to_adapters() -> None:
     assert finetuning.observed(peft)["trained"] == "adapters only"
     peft.model.model.norm.weight.requires_grad_(True)
     assert finetuning.observed(peft)["trained"] == "others", "a layer of the model is trained"
+
+
+def test_advice_names_parameters_that_are_no_adapters() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    assert finetuning.advice_on_others(model) == (
+        "remove lora from the case, because parameters that are not adapters are trained: "
+        "0.weight, 0.bias, 1.weight and 1 more"
+    )
 
 
 def test_frozen_share_is_by_multiplied_weights() -> None:
