@@ -90,6 +90,23 @@ def test_other_buckets_are_never_rebuilt(reduced: list[int], option: str) -> Non
     assert reduced == [2048] * 4
 
 
+@pytest.mark.parametrize("first", [0, 3])
+def test_unused_parameter_ends_the_second_step(reduced: list[int], first: int) -> None:
+    """As in torch, the error does not depend on whether another bucket was reduced."""
+    model = four_layers()
+    del model.module[first]
+    train(model)
+    with pytest.raises(RuntimeError, match="Expected to have finished reduction in the prior iteration"):
+        train(model)
+
+
+def test_buckets_of_unused_parameters_are_reduced(reduced: list[int]) -> None:
+    model = four_layers(find_unused_parameters=True)
+    del model.module[2:]
+    train(model)
+    assert reduced == [2048] * 2
+
+
 def test_old_buckets_are_freed_before_new_ones_are_made(reduced: list[int]) -> None:
     model = four_layers()
     first = model.reducer._reducer
