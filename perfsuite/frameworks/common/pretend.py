@@ -54,6 +54,22 @@ def ddp() -> None:
         return pretended
 
     wrap(DistributedDataParallel, "__init__", with_pretended_reducer)
+    wrap(DistributedDataParallel, "register_comm_hook", _with_hooks_of_scripts)
+
+
+def _with_hooks_of_scripts(register: Any) -> Any:
+    """Let a model's `_Reducer`, whose own hook is already registered, call a hook that a script registers."""
+
+    @functools.wraps(register)
+    def registered(self: Any, state: Any, hook: Any) -> None:
+        if not isinstance(self.reducer, _Reducer):
+            register(self, state, hook)
+        elif self.reducer.hook is not None:
+            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
+        else:
+            self.reducer.hook = functools.partial(hook, state)
+
+    return registered
 
 
 @contextlib.contextmanager
@@ -124,6 +140,7 @@ class _Reducer:
     def __init__(self, model: Any, rebuild: Callable[[], Any] | None) -> None:
         self.group = model.process_group
         self.has_reduced = False
+        self.hook: Callable[[Any], Any] | None = None  # the hook of the script
         if _Reducer._rebuild_buckets is None:
             # In a launch, this is C++ code. If this Python code were compiled, it would add graph breaks that
             # a launch does not have. `disable` loads dynamo, so `torch.cuda` must be replaced before.
@@ -154,13 +171,44 @@ class _Reducer:
 
 
 def _all_reduce(reducer, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  DDP reads annotations
-    """Do the reducer's default all-reduce.
+    """Do the reducer's default all-reduce, or call the script's hook.
 
     Return a filled future, because the future of a fake collective is never filled.
     """
     reducer.has_reduced = True
+    if reducer.hook is not None:
+        all_reduce = dist.all_reduce
+        replace(dist, "all_reduce", functools.partial(_with_future, all_reduce))
+        try:
+            return reducer.hook(bucket)
+        finally:
+            replace(dist, "all_reduce", all_reduce)
     buffer = bucket.buffer()
     dist.all_reduce(buffer, group=reducer.group)
+    return _filled(buffer)
+
+
+def _with_future(all_reduce: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return the work of an all-reduce. Its future is filled, as hooks expect."""
+    work = all_reduce(tensor, *args, **kwargs)
+    return None if work is None else _Work(work, tensor)
+
+
+class _Work:
+    """The work of a fake collective, with a filled future."""
+
+    def __init__(self, work: Any, tensor: Any) -> None:
+        self._work = work
+        self._tensor = tensor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+    def get_future(self) -> Any:
+        return _filled([self._tensor])
+
+
+def _filled(value: Any) -> Any:
     future: Any = torch.futures.Future()
-    future.set_result(buffer)
+    future.set_result(value)
     return future
