@@ -3,9 +3,11 @@
 The rules follow aten/src/ATen/native/transformers/cuda/sdp_utils.cpp of torch 2.13:
 
 - On Hopper and Blackwell, cuDNN's kernel is preferred. This assumes a version of cuDNN after 9.15.
-- From Ampere on, flash attention comes next. Both kernels need a dtype of 16 bits and no mask.
+- From Ampere on, flash attention comes next. Both kernels need a dtype of 16 bits and no mask. Flash
+  attention also needs values with heads of the size of the query's heads.
 - Otherwise, torch uses the memory-efficient kernel. This kernel does not support shared key-value heads, and
-  supports bfloat16 only from Ampere on. If no kernel can be used, torch uses plain operations.
+  supports bfloat16 only from Ampere on. If no kernel can be used, for example because the tensors have
+  three dimensions, torch uses plain operations.
 """
 
 from types import FunctionType
@@ -22,6 +24,8 @@ from perfsuite.frameworks.common.patches import replace
 PREFER_CUDNN = frozenset({(9, 0), (10, 0), (10, 3)})
 CUDNN_LARGEST_HEAD = 128
 FLASH_LARGEST_HEAD = 256
+MLA_HEADS = (192, 128)
+"""Sizes of the heads of query and value in DeepSeek. On Blackwell, cuDNN's kernel supports them."""
 
 
 def pretend(machine: Machine) -> None:
@@ -46,7 +50,7 @@ def pretend(machine: Machine) -> None:
             dtype = torch.get_autocast_dtype("cuda")
             query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
         shares_heads = enable_gqa and key.shape[-3] != query.shape[-3]
-        kernel = chosen(capability, query, is_masked=attn_mask is not None, shares_heads=shares_heads)
+        kernel = chosen(capability, query, value, is_masked=attn_mask is not None, shares_heads=shares_heads)
         options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
         if kernel == "plain" and query.device.type == "cuda":
             return _composed(query, key, value, attn_mask, dropout_p, is_causal, **options)
@@ -76,20 +80,26 @@ def keep_from_dynamo() -> None:
         torch.compiler.allow_in_graph(attention)
 
 
-def chosen(capability: tuple[int, int], query: Tensor, *, is_masked: bool, shares_heads: bool) -> str:
+def chosen(
+    capability: tuple[int, int], query: Tensor, value: Tensor, *, is_masked: bool, shares_heads: bool
+) -> str:
     """Return the kernel that torch would use: `cudnn`, `flash`, `efficient` or `plain`.
 
     Kernels that are disabled in `torch.backends.cuda` are not chosen.
     """
     allowed = torch.backends.cuda
-    if query.device.type != "cuda":
+    if query.device.type != "cuda" or len(query.shape) != 4:
         return "plain"
     size = query.shape[-1]
     in_16_bits = query.dtype in (torch.float16, torch.bfloat16) and not is_masked
-    cudnn_can = capability in PREFER_CUDNN and size <= CUDNN_LARGEST_HEAD and size % 8 == 0
+    of_value = value.shape[-1]
+    is_blackwell = capability[0] == 10
+    fits_cudnn = max(size, of_value) <= CUDNN_LARGEST_HEAD or (is_blackwell and (size, of_value) == MLA_HEADS)
+    cudnn_can = capability in PREFER_CUDNN and fits_cudnn and size % 8 == of_value % 8 == 0
     if in_16_bits and cudnn_can and allowed.cudnn_sdp_enabled():
         return "cudnn"
-    if in_16_bits and capability >= (8, 0) and size <= FLASH_LARGEST_HEAD and allowed.flash_sdp_enabled():
+    flash_can = capability >= (8, 0) and of_value == size <= FLASH_LARGEST_HEAD
+    if in_16_bits and flash_can and allowed.flash_sdp_enabled():
         return "flash"
     is_emulated = query.dtype == torch.bfloat16 and capability < (8, 0)
     can_be_efficient = allowed.mem_efficient_sdp_enabled() and not shares_heads and not is_emulated

@@ -7,6 +7,7 @@ import copy
 import copyreg
 import functools
 import importlib.util
+import math
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from perfsuite.frameworks.common.private import (
     HigherOrderOperator,
     TorchDispatchMode,
     cdata,
+    changes_in_place,
     disable_current_modes,
     fake_collectives,  # noqa: F401  the collectives of fake tensors
     is_param,
@@ -49,8 +51,8 @@ if TYPE_CHECKING:
 class NoValues(TorchDispatchMode):
     """Returns a value when the host reads a fake tensor: True for a bool and 1 for a number.
 
-    True means that no token is masked, and 1 is a valid step counter. The result of a test for NaNs or
-    infinities is False, and a gradient scaler's flag for infinities is 0. So no step is skipped.
+    True means that no token is masked, and 1 is a valid step counter. Tests for NaNs or infinities find only
+    finite numbers, and a gradient scaler's flag for infinities is 0. So no step is skipped.
 
     An operator that is called with the device `cpu:0` uses `cpu`, as for real tensors. Fake tensors would
     keep the index, and `cpu:0` would differ from `cpu`.
@@ -94,8 +96,8 @@ class NoValues(TorchDispatchMode):
         if func is aten._amp_foreach_non_finite_check_and_unscale_.default:
             args[1].found_inf = True
         out = func(*args, **kwargs)
-        if overloadpacket(func) in _ASK_FOR_NANS or (overloadpacket(func) in _PASS_ON and _is_no(args[0])):
-            out.is_no = True
+        if overloadpacket(func) in _TESTS:
+            _answer_test(overloadpacket(func), args, out)
         return out
 
 
@@ -189,13 +191,101 @@ def _is_whole(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and not dtype.is_complex
 
 
-_ASK_FOR_NANS = (torch.ops.aten.isnan, torch.ops.aten.isinf)
-_PASS_ON = (torch.ops.aten.any, torch.ops.aten.all, torch.ops.aten.logical_or, torch.ops.aten.bitwise_or)
+_ASK_FOR_NANS = frozenset({"isnan", "isinf", "isposinf", "isneginf"})
+_KEEP_ANSWERS = frozenset(
+    {
+        *("any", "all", "max", "min", "amax", "amin", "mean", "sum", "_to_copy", "clone", "detach", "alias"),
+        *(
+            "view",
+            "_unsafe_view",
+            "unsqueeze",
+            "squeeze",
+            "expand",
+            "permute",
+            "select",
+            "slice",
+            "stack",
+            "cat",
+        ),
+    }
+)
+"""Operators whose result has the value that all elements of their tensors have. For a sum, this holds only if
+the value is 0."""
+_COMBINE_ANSWERS = frozenset(
+    {
+        *("logical_not", "logical_and", "logical_or", "logical_xor", "bitwise_not", "bitwise_and"),
+        *(
+            "bitwise_or",
+            "bitwise_xor",
+            "mul",
+            "add",
+            "eq",
+            "ne",
+            "lt",
+            "le",
+            "gt",
+            "ge",
+            "maximum",
+            "minimum",
+        ),
+    }
+)
+"""Operators on single elements."""
+_TESTS = {
+    getattr(torch.ops.aten, name + suffix): name
+    for name in _ASK_FOR_NANS | _KEEP_ANSWERS | _COMBINE_ANSWERS
+    for suffix in ("", "_")
+    if hasattr(torch.ops.aten, name + suffix)
+}
+"""Operators that test for NaNs and infinities or continue such a test, with their names. Names have no `_`
+for an operator that works in place."""
 
 
-def _is_no(tensor: Any) -> bool:
-    """Return whether a tensor is the result of a test for NaNs or infinities. Its value is False."""
-    return getattr(tensor, "is_no", False)
+def _answer_test(operator: Any, args: Any, out: Any) -> None:
+    """Let `out` remember its value if the value follows from the assumption that all numbers are finite.
+
+    All elements of `out` then have this value.
+    """
+    if not isinstance(out, Tensor):
+        return
+    name = _TESTS[operator]
+    answer: bool | int | float | None = False if name in _ASK_FOR_NANS else _compared(name, args)
+    if answer is None:
+        first = args[0][0] if isinstance(args[0], list | tuple) and args[0] else args[0]
+        if _answer_of(first) is None:  # a shortcut: almost all operators return here
+            return
+        leaves = tree_leaves(args)
+        answers = [_answer_of(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+        if not answers or None in answers:
+            return
+        if name in _KEEP_ANSWERS:
+            answer = answers[0] if len({*answers}) == 1 and (name != "sum" or not answers[0]) else None
+        else:
+            with disable_current_modes():
+                numbers = [
+                    torch.tensor(_answer_of(each)) if isinstance(each, Tensor) else each for each in args
+                ]
+                answer = getattr(torch.ops.aten, name)(*numbers).item()
+    if answer is not None:
+        # An operator that works in place is counted as a change only after it has returned.
+        changes = changes_in_place(out) + (out is args[0])
+        out.finite_answer = (answer, changes)  # type: ignore[attr-defined]
+
+
+def _compared(name: str, args: Any) -> bool | None:
+    """Return the result of comparing a tensor with itself or with infinity; None for other operators."""
+    if name not in ("eq", "ne") or not args[0].dtype.is_floating_point:
+        return None
+    first, second = args
+    if first is second:
+        return name == "eq"
+    return name == "ne" if isinstance(second, float) and math.isinf(second) else None
+
+
+def _answer_of(tensor: Any) -> bool | int | float | None:
+    """Return the value of all elements of a tensor, if it is part of a test for NaNs or infinities."""
+    answer, changes = getattr(tensor, "finite_answer", (None, 0))
+    return answer if answer is not None and changes == changes_in_place(tensor) else None
 
 
 on_invented_bool: Callable[[], object] = nothing
@@ -207,8 +297,11 @@ def _answer(tensor: Any) -> bool | int | float:
     if values is not None:
         with disable_current_modes():
             return values.item()
+    answer = _answer_of(tensor)
+    if answer is not None:
+        return answer
     if tensor.dtype is torch.bool:
-        if _is_no(tensor) or generation.go_on(tensor):
+        if generation.go_on(tensor):
             return False
         on_invented_bool()
         return True

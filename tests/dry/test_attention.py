@@ -24,9 +24,13 @@ class OnGpu:
 
     device = torch.device("cuda")
 
-    def __init__(self, dtype: torch.dtype, size: int) -> None:
+    def __init__(self, dtype: torch.dtype, size: int, *, batch: tuple[int, ...] = (1, 8)) -> None:
         self.dtype = dtype
-        self.shape = (1, 8, 128, size)
+        self.shape = (*batch, 128, size)
+
+
+def kernel_of(capability: tuple[int, int], query: Any, value: Any) -> str:
+    return chosen(capability, query, value, is_masked=False, shares_heads=False)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +56,34 @@ def test_chooses_the_kernel_that_a_gpu_would_run(
     capability: tuple[int, int], dtype: torch.dtype, size: int, masked: bool, grouped: bool, kernel: str
 ) -> None:
     query: torch.Tensor = OnGpu(dtype, size)  # type: ignore[assignment]
-    assert chosen(capability, query, is_masked=masked, shares_heads=grouped) == kernel
+    assert chosen(capability, query, query, is_masked=masked, shares_heads=grouped) == kernel
+
+
+@pytest.mark.parametrize(
+    ("capability", "size", "of_value", "kernel"),
+    [
+        (A100, 192, 128, "efficient"),
+        (H100, 192, 128, "efficient"),
+        (B200, 192, 128, "cudnn"),
+        (A100, 128, 64, "efficient"),
+        (H100, 128, 64, "cudnn"),
+        (H100, 64, 192, "efficient"),
+        (H100, 64, 100, "efficient"),
+    ],
+)
+def test_values_may_have_heads_of_another_size(
+    capability: tuple[int, int], size: int, of_value: int, kernel: str
+) -> None:
+    query = OnGpu(torch.bfloat16, size)
+    value = OnGpu(torch.bfloat16, of_value)
+    assert kernel_of(capability, query, value) == kernel
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("batch", [(8,), (2, 1, 8)], ids=["three", "five"])
+def test_no_kernel_without_four_dimensions(dtype: torch.dtype, batch: tuple[int, ...]) -> None:
+    query = OnGpu(dtype, 64, batch=batch)
+    assert kernel_of(H100, query, query) == "plain"
 
 
 def test_a_kernel_that_is_taken_away_is_not_run() -> None:
@@ -60,14 +91,14 @@ def test_a_kernel_that_is_taken_away_is_not_run() -> None:
     single: torch.Tensor = OnGpu(torch.float32, 64)  # type: ignore[assignment]
     half: torch.Tensor = OnGpu(torch.bfloat16, 64)  # type: ignore[assignment]
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
-        assert chosen(A100, single, is_masked=False, shares_heads=False) == "plain"
-        assert chosen(H100, half, is_masked=False, shares_heads=False) == "flash"
-    assert chosen(H100, half, is_masked=False, shares_heads=False) == "cudnn"
+        assert chosen(A100, single, single, is_masked=False, shares_heads=False) == "plain"
+        assert chosen(H100, half, half, is_masked=False, shares_heads=False) == "flash"
+    assert chosen(H100, half, half, is_masked=False, shares_heads=False) == "cudnn"
 
 
 def test_a_cpu_chooses_by_itself() -> None:
     query = torch.ones(1, 8, 128, 64, dtype=torch.bfloat16)
-    assert chosen(H100, query, is_masked=False, shares_heads=False) == "plain"
+    assert chosen(H100, query, query, is_masked=False, shares_heads=False) == "plain"
 
 
 class Operators(TorchDispatchMode):

@@ -166,7 +166,7 @@ def test_a_dry_run_predicts_the_time_of_its_step(hybrid: tuple[Run, RunDir]) -> 
 def test_ddp_reports_used_parameters_on_a_gpu(tmp_path: Path) -> None:
     """With adapters, the Trainer makes DDP report which parameters are used.
 
-    DDP's map of used parameters goes through pinned memory, which is not simulated.
+    DDP's reducer sends the map of used parameters through pinned memory.
     """
     adapted = NEVER_REVIEWED.replace(model=llama_tiny("llama-flat", num_hidden_layers=1))
     case = adapted.replace(framework=Trainer(), lora=LoRA(rank=4, alpha=8), hardware="h100")

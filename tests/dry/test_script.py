@@ -453,6 +453,34 @@ def test_fsdp2_with_a_frozen_layer_trains_dry(tmp_path: Path) -> None:
     assert counted(run).collectives
 
 
+UNUSED = """
+import torch, torch.distributed as dist
+dist.init_process_group()
+layers = torch.nn.ModuleList(torch.nn.Linear(16, 16, bias=False) for _ in range(4))
+class OfTwoLayers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = layers.cuda()
+    def forward(self, inputs):
+        return layers[1](layers[0](inputs))
+model = torch.nn.parallel.DistributedDataParallel(OfTwoLayers(), bucket_cap_mb=2048 / 2**20, OPTION)
+optimizer = torch.optim.AdamW(model.parameters())
+while True:
+    model(torch.ones(4, 16, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.nightly
+def test_unused_parameters_are_reduced_on_a_gpu(tmp_path: Path) -> None:
+    """A launch of two ranks over gloo also reduces both buckets, and a map of four numbers."""
+    text = UNUSED.replace("OPTION", "find_unused_parameters=True")
+    case = case_of(tmp_path, text, sequence_length=None, hardware="h100")
+    sent = counted(passed(case, tmp_path / "dry")).collectives
+    assert [(each.dtype, each.count, each.bytes) for each in sent] == [("float32", 2, 4096), ("int32", 1, 16)]
+
+
 COPIES = """
 import torch
 model = torch.nn.Linear(8, 8).bfloat16()

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +28,48 @@ def test_a_gradient_scaler_finds_no_infinity() -> None:
         infinities = torch.zeros(1)
         torch._amp_foreach_non_finite_check_and_unscale_([gradient], infinities, torch.ones(()))
         assert infinities.item() == 0.0
+
+
+TESTS_FOR_NANS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "isnan": torch.isnan,
+    "any isnan": lambda x: torch.isnan(x).any(),
+    "isinf": lambda x: torch.any(torch.isinf(x)),
+    "isposinf": torch.isposinf,
+    "isneginf": torch.isneginf,
+    "not isfinite": lambda x: not torch.isfinite(x),
+    "~isfinite": lambda x: ~torch.isfinite(x),
+    "any ~isfinite": lambda x: (~torch.isfinite(x)).any(),
+    "logical_not": lambda x: torch.isfinite(x).logical_not(),
+    "isfinite is False": lambda x: torch.isfinite(x).all() == False,  # noqa: E712  scripts write this
+    "sum": lambda x: torch.isnan(x).sum() > 0,
+    "sum of floats": lambda x: torch.isnan(x).float().sum().item() > 0,
+    "max of integers": lambda x: torch.isnan(x).int().max().item(),
+    "isnan or isinf": lambda x: torch.isnan(x) | torch.isinf(x),
+    "in place": lambda x: torch.isnan(x).logical_or_(torch.isinf(x)),
+    "on the CPU": lambda x: x.isnan().to("cpu"),
+    "stacked": lambda x: torch.stack([x.isnan(), x.isinf()]).any(),
+    "not equal to itself": lambda x: x != x,
+    "not all equal": lambda x: not (x == x).all(),
+    "infinite": lambda x: x.abs() == float("inf"),
+}
+
+
+@pytest.mark.parametrize("form", TESTS_FOR_NANS)
+def test_there_are_no_nans_and_no_infinities(form: str) -> None:
+    with FakeTensorMode(), NoValues():
+        assert not bool(TESTS_FOR_NANS[form](torch.ones(()) * 2))
+
+
+def test_many_numbers_have_no_nans() -> None:
+    with FakeTensorMode(), NoValues():
+        assert not torch.isfinite(torch.ones(1000, 1000)).all().logical_not()
+
+
+def test_changed_answer_is_forgotten() -> None:
+    with FakeTensorMode(), NoValues():
+        flag = torch.isnan(torch.ones(()))
+        flag.fill_(value=True)
+        assert flag
 
 
 def test_unfilled_integers_are_ones() -> None:

@@ -45,6 +45,7 @@ ALLOWED_NAMES = {
     "_torchdynamo_inline": "hooks/calls.py only sets it; hooks/test_dynamo.py notices if it has no effect",
     "_HYBRID_SHARD_ZERO2": "a documented member of ShardingStrategy",
     **dict.fromkeys(("_fused_rms_norm", "_fused_rms_norm_backward"), "dry/cuda.py: operators"),
+    **dict.fromkeys(("_to_copy", "_unsafe_view"), "dry/values.py: operators"),
     **dict.fromkeys(
         ("_grouped_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"),
         "counting/counter.py: operators, where torch has them",

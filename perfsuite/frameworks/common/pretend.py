@@ -8,7 +8,7 @@ import contextlib
 import ctypes
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from perfsuite.frameworks.common import private
 from perfsuite.frameworks.common.patches import attribute, nothing, replace, wrap
-from perfsuite.frameworks.common.private import cdata
+from perfsuite.frameworks.common.private import cdata, check_reducer_finalized
 
 
 def fsdp1() -> None:
@@ -42,11 +42,6 @@ def ddp() -> None:
             as_rebuilt = functools.partial(_as_rebuilt, assign, limits)
             # A reducer for a static graph learns the graph in the first step. It cannot be replaced later.
             is_rebuilt = not (kwargs.get("static_graph") or kwargs.get("find_unused_parameters"))
-            trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-            used = 0  # length of the map of used parameters
-            if trained and trained[0].device.type == "cuda" and kwargs.pop("find_unused_parameters", False):
-                # The reducer copies the map through pinned memory, which is not simulated.
-                used = len(trained)
             if not is_rebuilt:
                 replace(*private.place("bucket_assignment"), functools.partial(_reversed, as_rebuilt))
             with _arguments_of(dist, "Reducer") as arguments:
@@ -54,11 +49,27 @@ def ddp() -> None:
             replace(*private.place("bucket_assignment"), assign)
             replace(self, "logger", _NoLog())  # the real logger needs CUDA events
             rebuild = functools.partial(_rebuilt, arguments, as_rebuilt) if is_rebuilt else None
-            replace(self, "reducer", _Reducer(self, used, rebuild))
+            replace(self, "reducer", _Reducer(self, rebuild))
 
         return pretended
 
     wrap(DistributedDataParallel, "__init__", with_pretended_reducer)
+    wrap(DistributedDataParallel, "register_comm_hook", _with_hooks_of_scripts)
+
+
+def _with_hooks_of_scripts(register: Any) -> Any:
+    """Let a model's `_Reducer`, whose own hook is already registered, call a hook that a script registers."""
+
+    @functools.wraps(register)
+    def registered(self: Any, state: Any, hook: Any) -> None:
+        if not isinstance(self.reducer, _Reducer):
+            register(self, state, hook)
+        elif self.reducer.hook is not None:
+            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
+        else:
+            self.reducer.hook = functools.partial(hook, state)
+
+    return registered
 
 
 @contextlib.contextmanager
@@ -120,15 +131,20 @@ class _Reducer:
 
     When torch would rebuild the buckets, the wrapper replaces the C++ reducer with a new one. Torch rebuilds
     the buckets in the first forward after a backward that reduced gradients. Unlike this class, torch then
-    keeps the same reducer, and sends the indices of the new buckets to the other ranks. `used` is the length
-    of the map of used parameters, which has one int32 per parameter. `rebuild` returns the new reducer.
-    `rebuild` itself is None if torch does not rebuild the buckets.
+    keeps the same reducer, and sends the indices of the new buckets to the other ranks. `rebuild` returns the
+    new reducer. `rebuild` itself is None if torch does not rebuild the buckets.
     """
 
-    def __init__(self, model: Any, used: int, rebuild: Callable[[], Any] | None) -> None:
+    _rebuild_buckets: ClassVar[Any] = None
+
+    def __init__(self, model: Any, rebuild: Callable[[], Any] | None) -> None:
         self.group = model.process_group
-        self.used = used
         self.has_reduced = False
+        self.hook: Callable[[Any], Any] | None = None  # the hook of the script
+        if _Reducer._rebuild_buckets is None:
+            # In a launch, this is C++ code. If this Python code were compiled, it would add graph breaks that
+            # a launch does not have. `disable` loads dynamo, so `torch.cuda` must be replaced before.
+            _Reducer._rebuild_buckets = _like_in_c(torch.compiler.disable(_Reducer._start_step))
         self._model = model
         self._rebuild = rebuild
         self._reducer = model.reducer
@@ -137,12 +153,12 @@ class _Reducer:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reducer, name)
 
-    @_like_in_c
-    def _rebuild_buckets(self) -> bool:
+    def _start_step(self) -> bool:
+        """Do the work of torch's `_rebuild_buckets`."""
+        # As in torch, this raises an error if a parameter got no gradient in the last backward.
+        check_reducer_finalized(self._reducer)()
         if self.has_reduced and self._rebuild is not None:
-            # In a launch, C++ code rebuilds the buckets. If this Python code were compiled, it would add
-            # graph breaks that a launch does not have.
-            torch.compiler.disable(self._replace_reducer)(self._rebuild)
+            self._replace_reducer(self._rebuild)
             self._rebuild = None
         return False
 
@@ -155,16 +171,44 @@ class _Reducer:
 
 
 def _all_reduce(reducer, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  DDP reads annotations
-    """Do the reducer's default all-reduce.
+    """Do the reducer's default all-reduce, or call the script's hook.
 
     Return a filled future, because the future of a fake collective is never filled.
     """
     reducer.has_reduced = True
+    if reducer.hook is not None:
+        all_reduce = dist.all_reduce
+        replace(dist, "all_reduce", functools.partial(_with_future, all_reduce))
+        try:
+            return reducer.hook(bucket)
+        finally:
+            replace(dist, "all_reduce", all_reduce)
     buffer = bucket.buffer()
     dist.all_reduce(buffer, group=reducer.group)
-    if reducer.used and bucket.is_last():
-        used_parameters = torch.zeros(reducer.used, dtype=torch.int32, device=buffer.device)
-        dist.all_reduce(used_parameters, group=reducer.group)
+    return _filled(buffer)
+
+
+def _with_future(all_reduce: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return the work of an all-reduce. Its future is filled, as hooks expect."""
+    work = all_reduce(tensor, *args, **kwargs)
+    return None if work is None else _Work(work, tensor)
+
+
+class _Work:
+    """The work of a fake collective, with a filled future."""
+
+    def __init__(self, work: Any, tensor: Any) -> None:
+        self._work = work
+        self._tensor = tensor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+    def get_future(self) -> Any:
+        return _filled([self._tensor])
+
+
+def _filled(value: Any) -> Any:
     future: Any = torch.futures.Future()
-    future.set_result(buffer)
+    future.set_result(value)
     return future

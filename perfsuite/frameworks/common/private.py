@@ -348,6 +348,12 @@ NAMES: Mapping[str, Name] = {
     ),
     # Dry runs.
     **_table(
+        "attribute",
+        _TORCH,
+        "no training with DDP can be run dry (launch it for real)",
+        {"check_reducer_finalized": "torch.distributed:Reducer._check_reducer_finalized"},
+    ),
+    **_table(
         "object",
         _TORCH,
         _NO_DRY_RUN,

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._dynamo import utils as dynamo
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import _flat_param
 from torch.nn.parallel import DistributedDataParallel, distributed
 
@@ -41,10 +42,17 @@ def reduced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         (distributed, "_verify_param_shape_across_processes"),
         (dist, "_compute_bucket_assignment_by_size"),
         (DistributedDataParallel, "__init__"),
+        (DistributedDataParallel, "register_comm_hook"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))
     sent: list[int] = []
-    monkeypatch.setattr(dist, "all_reduce", lambda buffer, group: sent.append(buffer.nbytes))
+    all_reduce = dist.all_reduce
+
+    def reduce(buffer: torch.Tensor, group: Any, **options: Any) -> Any:
+        sent.append(buffer.nbytes)
+        return all_reduce(buffer, group=group, **options)
+
+    monkeypatch.setattr(dist, "all_reduce", reduce)
     pretend.ddp()
     with fake_group(0, 2):
         yield sent
@@ -88,6 +96,41 @@ def test_other_buckets_are_never_rebuilt(reduced: list[int], option: str) -> Non
     train(model)
     train(model)
     assert reduced == [2048] * 4
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_unused_parameter_ends_the_second_step(reduced: list[int], first: int) -> None:
+    """As in torch, the error does not depend on whether another bucket was reduced."""
+    model = four_layers()
+    del model.module[first]
+    train(model)
+    with pytest.raises(RuntimeError, match="Expected to have finished reduction in the prior iteration"):
+        train(model)
+
+
+def test_buckets_of_unused_parameters_are_reduced(reduced: list[int]) -> None:
+    model = four_layers(find_unused_parameters=True)
+    del model.module[2:]
+    train(model)
+    assert reduced == [2048] * 2
+
+
+@pytest.mark.parametrize("option", [{}, {"static_graph": True}, {"gradient_as_bucket_view": True}], ids=str)
+def test_hook_of_a_script_reduces_the_gradients(reduced: list[int], option: dict[str, bool]) -> None:
+    model = four_layers(**option)
+    model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    train(model)
+    train(model)
+    assert reduced[-2:] == [1024, 1024], "half of the bytes in fp32"
+    assert all(weight.grad is not None for weight in model.parameters())
+
+
+@pytest.mark.usefixtures("reduced")
+def test_second_hook_is_torchs_error() -> None:
+    model = four_layers()
+    model.register_comm_hook(None, default_hooks.allreduce_hook)
+    with pytest.raises(RuntimeError, match="can only be called once"):
+        model.register_comm_hook(None, default_hooks.allreduce_hook)
 
 
 def test_old_buckets_are_freed_before_new_ones_are_made(reduced: list[int]) -> None:

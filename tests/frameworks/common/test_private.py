@@ -75,6 +75,7 @@ def a_parallelism() -> Any:
 
 OWNERS: dict[str, Callable[[], Any]] = {
     "attn_implementation": transformers.LlamaConfig,
+    "check_reducer_finalized": lambda: vars(torch.distributed)["Reducer"],
     "checkpointed_module": lambda: checkpoint_wrapper(nn.Linear(1, 1)),
     "checkpointing_func": a_checkpointed_block,
     "compiled_module": lambda: torch.compile(nn.Linear(1, 1), backend="eager"),
