@@ -21,7 +21,7 @@ from perfsuite.dry.rank import DryRank, Enough
 from perfsuite.errors import DryRunError, MismatchError, PerfsuiteError, ScriptError
 from perfsuite.frameworks.common import pretend as wrappers
 from perfsuite.frameworks.common import private
-from perfsuite.frameworks.common.patches import attribute, module, replace, wrap
+from perfsuite.frameworks.common.patches import attribute, module, replace, replace_everywhere, wrap
 from perfsuite.frameworks.common.private import (
     SingleProcessDataLoaderIter,
     current_dispatch_mode_stack,
@@ -70,12 +70,12 @@ class DryScript(DryRank):
         values.pretend_tensors()
         values.pretend_answers()
         values.pretend_ranks()
+        _save_nothing()  # before accelerate is imported, which copies `save_file` under another name
         if importlib.util.find_spec("accelerate") is not None:
             wrap(module("accelerate.utils.random"), "synchronize_rng_state", _keep_own_state)
         wrappers.ddp()
         wrappers.fsdp1()
         _load_data_here()
-        _save_nothing()
         wrap(torch, "load", _onto_cpu)
         self.compilation.pretend()
 
@@ -310,7 +310,7 @@ def _save_nothing() -> None:
     if importlib.util.find_spec("safetensors") is not None:
         savers.append((module("safetensors.torch"), "save_file"))
     for package, name in savers:
-        replace(package, name, functools.partial(_skip, name))
+        replace_everywhere(package, name, functools.partial(_skip, name))
 
 
 def _skip(name: str, *args: Any, **kwargs: Any) -> None:

@@ -470,6 +470,18 @@ def test_a_checkpoint_that_exists_can_be_loaded(tmp_path: Path) -> None:
     passed(case_of(tmp_path, text), tmp_path / "dry")
 
 
+SAVE_MODEL = """
+    from accelerate import Accelerator
+    Accelerator().save_model(model, "saved")
+"""
+
+
+def test_accelerate_saves_no_model(tmp_path: Path) -> None:
+    text = TRAIN.replace("    for (tokens,)", f"{SAVE_MODEL}    for (tokens,)")
+    passed(case_of(tmp_path, text), tmp_path / "dry")
+    assert not [*tmp_path.glob("saved/*.safetensors")]
+
+
 LIGHTNING = """
 import torch
 from lightning import LightningModule, Trainer
