@@ -7,8 +7,10 @@ import functools
 import importlib.util
 import os
 import signal
+import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -16,7 +18,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from perfsuite.analysis import agreement
-from perfsuite.dry import compilation, cuda, program, values
+from perfsuite.dry import compilation, cuda, files, program, values
 from perfsuite.dry.rank import DryRank, Enough
 from perfsuite.errors import DryRunError, MismatchError, PerfsuiteError, ScriptError
 from perfsuite.frameworks.common import pretend as wrappers
@@ -94,15 +96,15 @@ class DryScript(DryRank):
         counting = self.recorder.counting
         assert command is not None
         assert counting is not None
-        files = RunDir(self.ranks.directory).files
-        files.mkdir(exist_ok=True)
-        os.environ[FILES] = str(files.resolve())
-        words = [word.replace(LAUNCH_DIR, str(files.resolve())) for word in moved_command(command.words)]
+        own = RunDir(self.ranks.directory).files
+        own.mkdir(exist_ok=True)
+        os.environ[FILES] = str(own.resolve())
+        words = [word.replace(LAUNCH_DIR, str(own.resolve())) for word in moved_command(command.words)]
         os.chdir(moved_directory(command.directory))
         signal.signal(signal.SIGALRM, self._late)
         signal.setitimer(signal.ITIMER_REAL, self.case.timeout_s)
         try:
-            with self._later_steps_may_fail():
+            with self._later_steps_may_fail(), self._files_kept():
                 self._search.begin()
                 program.run(words, rank=self.ranks.rank, world_size=self.ranks.world_size)
         except Enough:
@@ -116,6 +118,19 @@ class DryScript(DryRank):
             raise _explained(error) from error
         if counting.counts is None:
             raise _explained(ScriptError(f"the script ended after {self._made()}"))
+
+    @contextlib.contextmanager
+    def _files_kept(self) -> Iterator[None]:
+        """Change no file that existed before, except in the directory of the run."""
+        with tempfile.TemporaryDirectory() as scratch:
+            kept = files.Kept(Path(scratch), free=(self.ranks.directory,))
+            try:
+                with kept.replaced():
+                    yield
+            finally:
+                if _skipped_savers:
+                    kept.remove_empty()
+                self.notes += kept.notes()
 
     def _made(self) -> str:
         made = f"{self.recorder.steps} of {self.steps.until} optimizer steps"

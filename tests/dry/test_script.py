@@ -9,6 +9,7 @@ import torch
 from perfsuite import Case, Model, Script, Topology
 from perfsuite.case import catalog
 from perfsuite.dry.driver import dry_run
+from perfsuite.dry.files import KEPT
 from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect
 from perfsuite.results.counts import Counts, of_rank
@@ -480,6 +481,30 @@ def test_accelerate_saves_no_model(tmp_path: Path) -> None:
     text = TRAIN.replace("    for (tokens,)", f"{SAVE_MODEL}    for (tokens,)")
     passed(case_of(tmp_path, text), tmp_path / "dry")
     assert not [*tmp_path.glob("saved/*.safetensors")]
+
+
+ROTATE = """
+    import os, shutil
+    with open("new.pt.tmp", "wb") as file:
+        torch.save(model, file)
+    os.replace("new.pt.tmp", "new.pt")
+    shutil.copy("new.pt", "model.pt")
+    shutil.rmtree("checkpoint-1")
+"""
+
+
+def test_checkpoints_outlive_a_dry_run(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint-1" / "weights.pt"
+    checkpoint.parent.mkdir()
+    for file in (checkpoint, tmp_path / "model.pt"):
+        file.write_text("real")
+    run = passed(
+        case_of(tmp_path, TRAIN.replace("    for (tokens,)", f"{ROTATE}    for (tokens,)")), tmp_path / "dry"
+    )
+    assert checkpoint.exists()
+    assert (tmp_path / "model.pt").read_text() == "real"
+    assert not (tmp_path / "new.pt").exists()
+    assert f"{KEPT}: {tmp_path}/model.pt, {tmp_path}/checkpoint-1" in run.notes
 
 
 LIGHTNING = """
