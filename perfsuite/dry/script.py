@@ -368,6 +368,10 @@ def _load_data_here() -> None:
             here.prefetch_factor = None
             super().__init__(here)
 
+        def again(self, loader: Any, first_iter: bool = False) -> None:
+            """Begin another epoch. Persistent workers then iterate over their data set anew."""
+            _FromWorkers.__init__(self, loader)
+
     def without_counting(self: Any) -> Any:
         kept = [mode for mode in current_dispatch_mode_stack() if not hasattr(mode, "end_step")]
         with disable_current_modes(), contextlib.ExitStack() as stack:
@@ -375,6 +379,8 @@ def _load_data_here() -> None:
                 stack.enter_context(mode)
             return with_values(self)
 
+    _, reset = private.place("reset_loader")
+    replace(_FromWorkers, reset, _FromWorkers.again)
     replace(_FromWorkers, next_data, without_counting)
     replace(owner, next_data, with_values)
     replace(*private.place("MultiProcessingDataLoaderIter"), _FromWorkers)

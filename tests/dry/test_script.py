@@ -1,4 +1,5 @@
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,10 @@ import torch
 
 from perfsuite import Case, Model, Script, Topology
 from perfsuite.case import catalog
+from perfsuite.dry import script
 from perfsuite.dry.driver import dry_run
 from perfsuite.dry.files import KEPT
+from perfsuite.frameworks.common import private
 from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect
 from perfsuite.results.counts import Counts, of_rank
@@ -372,6 +375,20 @@ def test_data_are_loaded_with_their_values(tmp_path: Path, workers: str) -> None
     text = TRAIN.replace(GROUP, COLLATE + GROUP)
     text = text.replace("num_workers=WORKERS", f"num_workers={workers}, collate_fn=collate")
     passed(case_of(tmp_path, text), tmp_path / "dry")
+
+
+class Rows(torch.utils.data.IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        yield from range(8)
+
+
+def test_persistent_workers_load_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("next_data", "MultiProcessingDataLoaderIter"):
+        owner, attribute = private.place(name)
+        monkeypatch.setattr(owner, attribute, getattr(owner, attribute))  # restored after the test
+    script._load_data_here()
+    loader = torch.utils.data.DataLoader(Rows(), batch_size=4, num_workers=1, persistent_workers=True)
+    assert [len([*loader]) for _ in range(3)] == [2, 2, 2]
 
 
 SHARDED = """
