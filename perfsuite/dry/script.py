@@ -10,6 +10,7 @@ import signal
 import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -325,11 +326,31 @@ def _save_nothing() -> None:
     if importlib.util.find_spec("safetensors") is not None:
         savers.append((module("safetensors.torch"), "save_file"))
     for package, name in savers:
-        replace_everywhere(package, name, functools.partial(_skip, name))
+        skip = _skip_async if name == "async_save" else _skip
+        replace_everywhere(package, name, functools.partial(skip, name))
+
+
+class _Saved(Future[None]):
+    """The completed result of an asynchronous saver, which is a future or has two futures."""
+
+    @property
+    def staging_completion(self) -> Future[None]:
+        return self
+
+    @property
+    def upload_completion(self) -> Future[None]:
+        return self
 
 
 def _skip(name: str, *args: Any, **kwargs: Any) -> None:
     _skipped_savers.add(name)
+
+
+def _skip_async(name: str, *args: Any, **kwargs: Any) -> _Saved:
+    _skip(name)
+    saved = _Saved()
+    saved.set_result(None)
+    return saved
 
 
 def _onto_cpu(load: Any) -> Any:

@@ -500,6 +500,12 @@ def test_accelerate_saves_no_model(tmp_path: Path) -> None:
     assert not [*tmp_path.glob("saved/*.safetensors")]
 
 
+def test_an_asynchronous_saver_has_a_result(tmp_path: Path) -> None:
+    save = "import torch.distributed.checkpoint as dcp; saved = dcp.async_save({}, checkpoint_id='c')"
+    lines = f"{save}; saved.result(); saved.staging_completion.result()"
+    passed(case_of(tmp_path, with_line(lines)), tmp_path / "dry")
+
+
 ROTATE = """
     import os, shutil
     with open("new.pt.tmp", "wb") as file:
