@@ -4,7 +4,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import importlib.util
 import os
 import signal
 import tempfile
@@ -12,14 +11,14 @@ import traceback
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from perfsuite.analysis import agreement
-from perfsuite.dry import compilation, cuda, files, program, values
+from perfsuite.dry import compilation, cuda, files, imports, program, values
 from perfsuite.dry.rank import DryRank, Enough
 from perfsuite.errors import DryRunError, MismatchError, PerfsuiteError, ScriptError
 from perfsuite.frameworks.common import pretend as wrappers
@@ -73,9 +72,8 @@ class DryScript(DryRank):
         values.pretend_tensors()
         values.pretend_answers()
         values.pretend_ranks()
-        _save_nothing()  # before accelerate is imported, which copies `save_file` under another name
-        if importlib.util.find_spec("accelerate") is not None:
-            wrap(module("accelerate.utils.random"), "synchronize_rng_state", _keep_own_state)
+        _save_nothing()
+        imports.when_imported("accelerate.utils.random", _keep_own_states)
         wrappers.ddp()
         wrappers.fsdp1()
         _load_data_here()
@@ -302,6 +300,10 @@ def _explained(error: Exception) -> Exception:
     return PerfsuiteError(f"{said}{at}{without_launcher(error)}")
 
 
+def _keep_own_states(package: ModuleType) -> None:
+    wrap(package, "synchronize_rng_state", _keep_own_state)
+
+
 def _keep_own_state(synchronize: Any) -> Any:
     """Keep the random state of this rank, because the state that it receives has no values."""
 
@@ -323,11 +325,14 @@ def _save_nothing() -> None:
     savers = [(torch, "save")]
     checkpoint = module("torch.distributed.checkpoint")
     savers += [(checkpoint, name) for name in ("save", "async_save", "save_state_dict")]
-    if importlib.util.find_spec("safetensors") is not None:
-        savers.append((module("safetensors.torch"), "save_file"))
     for package, name in savers:
         skip = _skip_async if name == "async_save" else _skip
         replace_everywhere(package, name, functools.partial(skip, name))
+    imports.when_imported("safetensors.torch", _save_no_safetensors)
+
+
+def _save_no_safetensors(package: ModuleType) -> None:
+    replace_everywhere(package, "save_file", functools.partial(_skip, "save_file"))
 
 
 class _Saved(Future[None]):

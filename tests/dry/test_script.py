@@ -488,6 +488,13 @@ def test_a_checkpoint_that_exists_can_be_loaded(tmp_path: Path) -> None:
     passed(case_of(tmp_path, text), tmp_path / "dry")
 
 
+@pytest.mark.unforked  # the process from which others are forked has imported them
+def test_libraries_belong_to_the_script_only(tmp_path: Path) -> None:
+    """perfsuite replaces functions of these libraries."""
+    lines = "import sys; assert not {'accelerate', 'safetensors', 'transformers'} & {*sys.modules}"
+    passed(case_of(tmp_path, with_line(lines)), tmp_path / "dry")
+
+
 SAVE_MODEL = """
     from accelerate import Accelerator
     Accelerator().save_model(model, "saved")
