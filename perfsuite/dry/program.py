@@ -3,7 +3,6 @@
 A launcher, such as torchrun, runs but starts no processes: its target is called once, in this process.
 """
 
-import importlib.util
 import linecache
 import os
 import re
@@ -11,12 +10,13 @@ import runpy
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 import torch
 
 from perfsuite.case.case import Topology
+from perfsuite.dry import imports
 from perfsuite.dry.machine import OF_ONE_DEVICE, RANKS_MEET
 from perfsuite.errors import DryRunError, MismatchError, ScriptError
 from perfsuite.frameworks.common.patches import attribute, module, replace
@@ -101,6 +101,13 @@ def _replace_launchers(rank: int, world_size: int) -> None:
     ) -> None:
         function(rank % nprocs, *args)
 
+    prepare: Any = None  # set when accelerate is imported
+
+    def replace_of_accelerate(package: ModuleType) -> None:
+        nonlocal prepare
+        prepare = attribute(package, "prepare_simple_launcher_cmd_env")
+        replace(package, "prepare_simple_launcher_cmd_env", one_process)
+
     def one_process(args: Any) -> NoReturn:
         """Run the program in this process.
 
@@ -111,10 +118,7 @@ def _replace_launchers(rank: int, world_size: int) -> None:
         _run(words)
         raise SystemExit
 
-    if importlib.util.find_spec("accelerate") is not None:
-        accelerate = module("accelerate.utils")
-        prepare = attribute(accelerate, "prepare_simple_launcher_cmd_env")
-        replace(accelerate, "prepare_simple_launcher_cmd_env", one_process)
+    imports.when_imported("accelerate.utils", replace_of_accelerate)
     replace(module("torch.distributed.launcher.api"), "elastic_launch", ElasticLaunch)
     replace(torch.multiprocessing, "spawn", spawn)
 

@@ -4,24 +4,26 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import importlib.util
 import os
 import signal
+import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
-from types import FrameType
+from concurrent.futures import Future
+from pathlib import Path
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from perfsuite.analysis import agreement
-from perfsuite.dry import compilation, cuda, generation, program, values
+from perfsuite.dry import compilation, cuda, files, generation, imports, program, values
 from perfsuite.dry.rank import DryRank, Enough
 from perfsuite.errors import DryRunError, MismatchError, PerfsuiteError, ScriptError, error_text
 from perfsuite.frameworks.common import pretend as wrappers
 from perfsuite.frameworks.common import private
-from perfsuite.frameworks.common.patches import attribute, module, replace, wrap
+from perfsuite.frameworks.common.patches import attribute, module, replace, replace_everywhere, wrap
 from perfsuite.frameworks.common.private import (
     SingleProcessDataLoaderIter,
     current_dispatch_mode_stack,
@@ -76,12 +78,11 @@ class DryScript(DryRank):
         values.pretend_tensors()
         values.pretend_answers()
         values.pretend_ranks()
-        if importlib.util.find_spec("accelerate") is not None:
-            wrap(module("accelerate.utils.random"), "synchronize_rng_state", _keep_own_state)
+        _save_nothing()
+        imports.when_imported("accelerate.utils.random", _keep_own_states)
         wrappers.ddp()
         wrappers.fsdp1()
         _load_data_here()
-        _save_nothing()
         wrap(torch, "load", _onto_cpu)
         values.on_invented_bool = self._reads_invented_bool
         AfterImport({generation.CRITERIA: generation.pretend}, self._makes_one_token).begin()
@@ -117,15 +118,15 @@ class DryScript(DryRank):
         counting = self.recorder.counting
         assert command is not None
         assert counting is not None
-        files = RunDir(self.ranks.directory).files
-        files.mkdir(exist_ok=True)
-        os.environ[FILES] = str(files.resolve())
-        words = [word.replace(LAUNCH_DIR, str(files.resolve())) for word in moved_command(command.words)]
+        own = RunDir(self.ranks.directory).files
+        own.mkdir(exist_ok=True)
+        os.environ[FILES] = str(own.resolve())
+        words = [word.replace(LAUNCH_DIR, str(own.resolve())) for word in moved_command(command.words)]
         os.chdir(moved_directory(command.directory))
         signal.signal(signal.SIGALRM, self._late)
         signal.setitimer(signal.ITIMER_REAL, self.case.timeout_s)
         try:
-            with self._later_steps_may_fail():
+            with self._later_steps_may_fail(), self._files_kept():
                 self._search.begin()
                 program.run(words, rank=self.ranks.rank, world_size=self.ranks.world_size)
         except Enough:
@@ -139,6 +140,19 @@ class DryScript(DryRank):
             raise _explained(error) from error
         if counting.counts is None:
             raise _explained(ScriptError(f"the script ended after {self._made()}"))
+
+    @contextlib.contextmanager
+    def _files_kept(self) -> Iterator[None]:
+        """Change no file that existed before, except in the directory of the run."""
+        with tempfile.TemporaryDirectory() as scratch:
+            kept = files.Kept(Path(scratch), free=(self.ranks.directory,))
+            try:
+                with kept.replaced():
+                    yield
+            finally:
+                if _skipped_savers:
+                    kept.remove_empty()
+                self.notes += kept.notes()
 
     def _made(self) -> str:
         made = f"{self.recorder.steps} of {self.steps.until} optimizer steps"
@@ -309,6 +323,10 @@ def _explained(error: Exception) -> Exception:
     return PerfsuiteError(f"{said}{at}{without_launcher(error)}")
 
 
+def _keep_own_states(package: ModuleType) -> None:
+    wrap(package, "synchronize_rng_state", _keep_own_state)
+
+
 def _keep_own_state(synchronize: Any) -> Any:
     """Keep the random state of this rank, because the state that it receives has no values."""
 
@@ -330,14 +348,37 @@ def _save_nothing() -> None:
     savers = [(torch, "save")]
     checkpoint = module("torch.distributed.checkpoint")
     savers += [(checkpoint, name) for name in ("save", "async_save", "save_state_dict")]
-    if importlib.util.find_spec("safetensors") is not None:
-        savers.append((module("safetensors.torch"), "save_file"))
     for package, name in savers:
-        replace(package, name, functools.partial(_skip, name))
+        skip = _skip_async if name == "async_save" else _skip
+        replace_everywhere(package, name, functools.partial(skip, name))
+    imports.when_imported("safetensors.torch", _save_no_safetensors)
+
+
+def _save_no_safetensors(package: ModuleType) -> None:
+    replace_everywhere(package, "save_file", functools.partial(_skip, "save_file"))
+
+
+class _Saved(Future[None]):
+    """The completed result of an asynchronous saver, which is a future or has two futures."""
+
+    @property
+    def staging_completion(self) -> Future[None]:
+        return self
+
+    @property
+    def upload_completion(self) -> Future[None]:
+        return self
 
 
 def _skip(name: str, *args: Any, **kwargs: Any) -> None:
     _skipped_savers.add(name)
+
+
+def _skip_async(name: str, *args: Any, **kwargs: Any) -> _Saved:
+    _skip(name)
+    saved = _Saved()
+    saved.set_result(None)
+    return saved
 
 
 def _onto_cpu(load: Any) -> Any:
@@ -376,6 +417,10 @@ def _load_data_here() -> None:
             here.prefetch_factor = None
             super().__init__(here)
 
+        def again(self, loader: Any, first_iter: bool = False) -> None:
+            """Begin another epoch. Persistent workers then iterate over their data set anew."""
+            _FromWorkers.__init__(self, loader)
+
     def without_counting(self: Any) -> Any:
         kept = [mode for mode in current_dispatch_mode_stack() if not hasattr(mode, "end_step")]
         with disable_current_modes(), contextlib.ExitStack() as stack:
@@ -383,6 +428,8 @@ def _load_data_here() -> None:
                 stack.enter_context(mode)
             return with_values(self)
 
+    _, reset = private.place("reset_loader")
+    replace(_FromWorkers, reset, _FromWorkers.again)
     replace(_FromWorkers, next_data, without_counting)
     replace(owner, next_data, with_values)
     replace(*private.place("MultiProcessingDataLoaderIter"), _FromWorkers)

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import copyreg
 import functools
-import importlib.util
 import math
 import os
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 from torch.library import Library
 
-from perfsuite.dry import decisions, generation
+from perfsuite.dry import decisions, generation, imports
 from perfsuite.frameworks.common import model, private, weights
 from perfsuite.frameworks.common.patches import module, nothing, replace, replace_everywhere, wrap
 from perfsuite.frameworks.common.private import (
@@ -322,8 +321,7 @@ def pretend_tensors() -> None:
     """Replace functions of tensors, both for models that perfsuite builds and for models of scripts."""
     # In evaluation, multi-head attention takes a fast path whose kernel does not support fake tensors.
     torch.backends.mha.set_fastpath_enabled(False)
-    if importlib.util.find_spec("transformers") is not None:
-        let_masks_be_skipped(module("transformers"))
+    imports.when_imported("transformers", let_masks_be_skipped)
     # Accelerate identifies tensors by their addresses.
     replace(FakeTensor, "data_ptr", lambda self: cdata(self.untyped_storage()))
     replace(FakeTensor, "tolist", lambda self: _numpy(self).tolist())

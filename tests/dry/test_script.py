@@ -1,4 +1,5 @@
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,10 @@ import torch
 
 from perfsuite import Case, Model, Script, Topology
 from perfsuite.case import catalog
+from perfsuite.dry import script
 from perfsuite.dry.driver import dry_run
+from perfsuite.dry.files import KEPT
+from perfsuite.frameworks.common import private
 from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect
 from perfsuite.results.counts import Counts, of_rank
@@ -416,6 +420,20 @@ def test_data_are_loaded_with_their_values(tmp_path: Path, workers: str) -> None
     passed(case_of(tmp_path, text), tmp_path / "dry")
 
 
+class Rows(torch.utils.data.IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        yield from range(8)
+
+
+def test_persistent_workers_load_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("next_data", "MultiProcessingDataLoaderIter"):
+        owner, attribute = private.place(name)
+        monkeypatch.setattr(owner, attribute, getattr(owner, attribute))  # restored after the test
+    script._load_data_here()
+    loader = torch.utils.data.DataLoader(Rows(), batch_size=4, num_workers=1, persistent_workers=True)
+    assert [len([*loader]) for _ in range(3)] == [2, 2, 2]
+
+
 SHARDED = """
 import torch, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
@@ -539,6 +557,55 @@ def test_a_checkpoint_that_exists_can_be_loaded(tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(3)}, tmp_path / "state.pt")
     text = TRAIN.replace("model = Dist", f"{RESUME}model = Dist")
     passed(case_of(tmp_path, text), tmp_path / "dry")
+
+
+@pytest.mark.unforked  # the process from which others are forked has imported them
+def test_libraries_belong_to_the_script_only(tmp_path: Path) -> None:
+    """perfsuite replaces functions of these libraries."""
+    lines = "import sys; assert not {'accelerate', 'safetensors', 'transformers'} & {*sys.modules}"
+    passed(case_of(tmp_path, with_line(lines)), tmp_path / "dry")
+
+
+SAVE_MODEL = """
+    from accelerate import Accelerator
+    Accelerator().save_model(model, "saved")
+"""
+
+
+def test_accelerate_saves_no_model(tmp_path: Path) -> None:
+    text = TRAIN.replace("    for (tokens,)", f"{SAVE_MODEL}    for (tokens,)")
+    passed(case_of(tmp_path, text), tmp_path / "dry")
+    assert not [*tmp_path.glob("saved/*.safetensors")]
+
+
+def test_an_asynchronous_saver_has_a_result(tmp_path: Path) -> None:
+    save = "import torch.distributed.checkpoint as dcp; saved = dcp.async_save({}, checkpoint_id='c')"
+    lines = f"{save}; saved.result(); saved.staging_completion.result()"
+    passed(case_of(tmp_path, with_line(lines)), tmp_path / "dry")
+
+
+ROTATE = """
+    import os, shutil
+    with open("new.pt.tmp", "wb") as file:
+        torch.save(model, file)
+    os.replace("new.pt.tmp", "new.pt")
+    shutil.copy("new.pt", "model.pt")
+    shutil.rmtree("checkpoint-1")
+"""
+
+
+def test_checkpoints_outlive_a_dry_run(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint-1" / "weights.pt"
+    checkpoint.parent.mkdir()
+    for file in (checkpoint, tmp_path / "model.pt"):
+        file.write_text("real")
+    run = passed(
+        case_of(tmp_path, TRAIN.replace("    for (tokens,)", f"{ROTATE}    for (tokens,)")), tmp_path / "dry"
+    )
+    assert checkpoint.exists()
+    assert (tmp_path / "model.pt").read_text() == "real"
+    assert not (tmp_path / "new.pt").exists()
+    assert f"{KEPT}: {tmp_path}/model.pt, {tmp_path}/checkpoint-1" in run.notes
 
 
 LIGHTNING = """

@@ -26,11 +26,12 @@ def replace(owner: Any, name: str, by: Any) -> None:
 
 
 def replace_everywhere(owner: ModuleType, name: str, by: Any) -> None:
-    """Call `replace`, and also replace the object in every loaded module that imported it by name."""
+    """Call `replace`, and also replace the object in every loaded module that imported it under any name."""
     before = attribute(owner, name)
-    for module in (owner, *sys.modules.values()):
-        if getattr(module, "__dict__", {}).get(name) is before:
-            setattr(module, name, by)
+    for module in [owner, *sys.modules.values()]:
+        names = [key for key, value in [*getattr(module, "__dict__", {}).items()] if value is before]
+        for each in names:
+            setattr(module, each, by)
 
 
 def wrap(owner: Any, name: str, around: Callable[[Any], Any]) -> None:

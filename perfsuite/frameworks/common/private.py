@@ -376,6 +376,7 @@ NAMES: Mapping[str, Name] = {
             "mesh_unflatten": "torch.distributed.device_mesh:DeviceMesh._unflatten",
             "next_data": "torch.utils.data.dataloader:_SingleProcessDataLoaderIter._next_data",
             "parse_to": "torch._C._nn:_parse_to",
+            "reset_loader": "torch.utils.data.dataloader:_SingleProcessDataLoaderIter._reset",
             "same_storage": "torch.distributed.fsdp._flat_param:_same_storage",
             "swap_tensor_impl": "torch._C:_swap_tensor_impl",
             "verify_shapes": "torch.nn.parallel.distributed:_verify_param_shape_across_processes",

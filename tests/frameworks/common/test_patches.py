@@ -38,6 +38,19 @@ def test_importers_of_a_name_get_the_new_one(monkeypatch: pytest.MonkeyPatch) ->
     assert other.function is None
 
 
+def test_aliases_of_a_name_get_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """accelerate has `from safetensors.torch import save_file as safe_save_file`."""
+
+    def function() -> None: ...
+
+    owner = ModuleType("owner")
+    importer = ModuleType("importer")
+    owner.function = importer.alias = function  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "importer", importer)
+    patches.replace_everywhere(owner, "function", patches.nothing)
+    assert importer.alias is patches.nothing
+
+
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
