@@ -378,7 +378,7 @@ def let_masks_be_skipped(transformers: Any) -> None:
 
 
 def cast(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replace `Module.to`: only cast the parameters, because they are on their device from the start."""
+    """Replace `Module.to`: only cast the tensors, because they are on their device from the start."""
     _, dtype, *_ = parse_to(*args, **kwargs)
     new: dict[Any, nn.Parameter] = {}  # the new parameter for each old one, so that tied parameters stay tied
     for owner in self.modules() if dtype is not None else ():
@@ -387,6 +387,9 @@ def cast(self: Any, *args: Any, **kwargs: Any) -> Any:
                 if before not in new:
                     new[before] = nn.Parameter(before.detach().to(dtype), requires_grad=before.requires_grad)
                 own_parameters(owner)[name] = new[before]
+        for name, buffer in [*owner.named_buffers(recurse=False, remove_duplicate=False)]:
+            if buffer.is_floating_point() and buffer.dtype is not dtype:
+                setattr(owner, name, buffer.to(dtype))
     return self
 
 

@@ -109,6 +109,17 @@ def test_cast_module_keeps_its_tied_weights() -> None:
         assert [parameter.requires_grad for parameter in model.parameters()] == [False, True]
 
 
+def test_cast_module_casts_its_float_buffers() -> None:
+    with FakeTensorMode():
+        model = nn.BatchNorm1d(4)
+        cast(model, torch.bfloat16)
+        assert {name: buffer.dtype for name, buffer in model.named_buffers()} == {
+            "running_mean": torch.bfloat16,
+            "running_var": torch.bfloat16,
+            "num_batches_tracked": torch.int64,
+        }
+
+
 def test_moved_module_keeps_its_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Megatron marks the parameters of experts before it moves the model."""
     monkeypatch.setattr(torch.utils, "swap_tensors", values._swap)
