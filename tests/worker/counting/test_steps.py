@@ -231,7 +231,7 @@ def test_the_steps_of_another_optimizer_are_optimizer_work() -> None:
     assert known(counts.kernels)["optimizer"] > known(alone.kernels)["optimizer"]
 
 
-def test_the_step_counters_of_another_optimizer_are_no_host_reads() -> None:
+def test_step_counters_of_another_optimizer_are_no_host_reads() -> None:
     assert counts_with_another().host_reads == {}
 
 
