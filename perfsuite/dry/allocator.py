@@ -360,9 +360,9 @@ def replay(
 ) -> CachingAllocator:
     """Replay a log in a new allocator, and return the allocator.
 
-    The allocator's peaks do not include the first step and the time before it. The allocated memory at that
-    time is in `peak_before_reset`. `workspace_bytes` is the size of each of cuBLAS's
-    workspaces.
+    The allocator's peaks do not include the first step and the time before it. The peak of the allocated
+    memory until the end of the first step is in `peak_before_reset`. `workspace_bytes` is the size of each of
+    cuBLAS's workspaces.
     """
     allocator = CachingAllocator(expandable_segments=expandable_segments)
     run = _Replay(allocator, workspace_bytes, events_end)

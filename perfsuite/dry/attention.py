@@ -3,11 +3,11 @@
 The rules follow aten/src/ATen/native/transformers/cuda/sdp_utils.cpp of torch 2.13:
 
 - On Hopper and Blackwell, cuDNN's kernel is preferred. This assumes a version of cuDNN after 9.15.
-- From Ampere on, flash attention comes next. Both kernels need a dtype of 16 bits and no mask. Flash
-  attention also needs values with heads of the size of the query's heads.
-- Otherwise, torch uses the memory-efficient kernel. This kernel does not support shared key-value heads, and
-  supports bfloat16 only from Ampere on. If no kernel can be used, for example because the tensors have
-  three dimensions, torch uses plain operations.
+- From Ampere on, flash attention comes next. cuDNN's kernel and flash attention need a dtype of 16 bits and
+  no mask. For flash attention, the heads of the values must be as large as the heads of the query.
+- If neither can be used, torch uses the memory-efficient kernel. This kernel does not support shared
+  key-value heads, and supports bfloat16 only from Ampere on. If no kernel can be used, for example because
+  the tensors have three dimensions, torch uses plain operations.
 """
 
 from types import FunctionType
@@ -25,7 +25,7 @@ PREFER_CUDNN = frozenset({(9, 0), (10, 0), (10, 3)})
 CUDNN_LARGEST_HEAD = 128
 FLASH_LARGEST_HEAD = 256
 MLA_HEADS = (192, 128)
-"""Sizes of the heads of query and value in DeepSeek. On Blackwell, cuDNN's kernel supports them."""
+"""DeepSeek's sizes of a head, for query and value. On Blackwell, cuDNN's kernel supports these sizes."""
 
 
 def pretend(machine: Machine) -> None:

@@ -106,7 +106,7 @@ def dry_run(
 
 
 def _check(case: Case, ranks: Sequence[int], machine: Machine) -> None:
-    """Raise the errors of `dry_run`."""
+    """Raise an error if one of the ranks does not exist, or if the case cannot run dry."""
     last = case.topology.world_size - 1
     for rank in ranks:
         if not 0 <= rank <= last:

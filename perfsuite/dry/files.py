@@ -17,14 +17,15 @@ NAMED = 3
 """Number of kept files that the note names."""
 KEPT = "kept, although the script would have overwritten, renamed or removed this"
 CACHES = (*COMPILE_CACHES, "HF_HOME", "XDG_CACHE_HOME")
-"""Variables with the directories of caches, whose files may change."""
+"""Environment variables that name directories of caches. Files in these directories may change."""
 
 
 class Kept:
-    """Python's functions that change files, without an effect on files that existed before.
+    """Replaces Python's functions that change files, to keep the files that existed before.
 
-    A file that is opened to be overwritten is replaced with a file in `scratch`. Renaming and removing do
-    nothing. Files that the script itself creates can be changed, and logs can be appended to.
+    If the script opens such a file to overwrite it, it gets a file in `scratch` instead. If the script
+    renames or removes such a file, nothing happens. The script can append to any file, and can change the
+    files that it has created.
     """
 
     def __init__(self, scratch: Path, *, free: tuple[Path, ...] = ()) -> None:
@@ -34,7 +35,7 @@ class Kept:
         self._free = {os.path.realpath(root) for root in roots}  # files in these directories are not kept
         self._scratch = scratch
         self._made: set[str] = set()  # files and directories that the script has created
-        self._binary: set[str] = set()  # those of them that were opened to be written as bytes
+        self._binary: set[str] = set()  # files that were opened to write bytes
         self._instead: dict[str, str] = {}  # files in `scratch`, by the file that each replaces
         self.paths: dict[str, None] = {}  # what was kept, in order
 
@@ -47,7 +48,7 @@ class Kept:
         return [f"{KEPT}: {', '.join(paths[:NAMED])}{more}"]
 
     def remove_empty(self) -> None:
-        """Remove the empty files that are left if a checkpoint is written to a file object, but skipped."""
+        """Remove the empty files that the script opened for checkpoints, which were then not saved."""
         for path in self._binary:
             with contextlib.suppress(OSError):
                 if os.path.isfile(path) and os.path.getsize(path) == 0:
@@ -176,7 +177,7 @@ class Kept:
         return removed
 
     def _keeps(self, path: str) -> bool:
-        """Return whether the file or directory existed before. If so, remember it for the note."""
+        """Return whether this path existed before and is kept. If so, remember it for the note."""
         try:
             kind = os.lstat(path).st_mode
         except OSError:
@@ -190,7 +191,10 @@ class Kept:
 
 
 def _resolved(path: Any, dir_fd: int | None = None, *, follow: bool = False) -> str:
-    """Return the absolute path, with links in its directories resolved, and also its own with `follow`."""
+    """Return the absolute path without links in its directories.
+
+    With `follow`, the file itself is also resolved if it is a link.
+    """
     text = os.fsdecode(path)
     if dir_fd is not None:
         text = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), text)

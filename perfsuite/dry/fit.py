@@ -115,7 +115,7 @@ def facts_of(reports: Sequence[RankReport], case: Case, machine: Machine) -> Dry
 
 
 def _later_peak(counts: Counts) -> tuple[int, int | None]:
-    """Return the highest peak of live tensors in the counted steps after the log, and the number of the step.
+    """Return the highest peak of live tensors in the counted steps after the log, and the step's number.
 
     Returns 0 and None if no such step has a known peak.
     """

@@ -16,7 +16,7 @@ from perfsuite.frameworks.common.patches import wrap
 from perfsuite.frameworks.common.private import FakeTensor, overloadpacket
 
 CRITERIA = "transformers.generation.stopping_criteria"
-"""The module with the function that `pretend` replaces."""
+"""The module with the method that `pretend` replaces."""
 
 _aten = torch.ops.aten
 _PASS_ON = {_aten.bitwise_not: 0, _aten.bitwise_and: 1, _aten.max: 0, _aten.eq: 0}
@@ -25,7 +25,7 @@ _PASS_ON = {_aten.bitwise_not: 0, _aten.bitwise_and: 1, _aten.max: 0, _aten.eq: 
 
 
 def pretend(criteria: Any) -> None:
-    """Replace a function in the module `CRITERIA`, for the rest of this process."""
+    """Replace the check of all criteria, in the module `CRITERIA`, for the rest of this process."""
     wrap(criteria.StoppingCriteriaList, "__call__", _up_to_the_maximum)
 
 
@@ -54,5 +54,5 @@ def _mark(tensor: Any) -> None:
 
 
 def go_on(tensor: Any) -> bool:
-    """Return whether a tensor says that the sequences go on. As a bool, it says that they have not ended."""
+    """Return whether a tensor says that the sequences go on. The host then reads it as False (not ended)."""
     return getattr(tensor, "sequences_go_on", False)

@@ -141,7 +141,7 @@ def place(passed: Iterable[tuple[FrameType, int]], *, in_libraries: bool = True)
     """Return the last line of the user's code in these frames, or None if there is none.
 
     If that line called a library other than torch, the last line in the library is added. Without
-    `in_libraries`, None is returned instead.
+    `in_libraries`, None is returned in this case.
     """
     own = None
     library = None

@@ -89,9 +89,9 @@ class DryScript(DryRank):
         self.compilation.pretend()
 
     def _reads_invented_bool(self) -> None:
-        """Note the line of the script that reads a bool in a counted step, without knowing its value.
+        """Note the line of the script that reads a bool without a value, in a counted step.
 
-        Reads by libraries are not noted, because they are many, and most of them only check their arguments.
+        Reads by libraries are not noted: there are many, and most of them only check the arguments of a call.
         """
         if not FIRST_COUNTED <= self.recorder.steps + 1 <= self.steps.until:
             return
@@ -101,7 +101,7 @@ class DryScript(DryRank):
             self.notes.append(note)
 
     def _makes_one_token(self, error: Exception) -> None:
-        self.notes.append(f"generate of transformers makes one token, whatever is asked: {error_text(error)}")
+        self.notes.append(f"generate of transformers makes only one token in each call: {error_text(error)}")
 
     def _train(self) -> None:
         self.workload = self.framework.build(self.case, self.ranks, self.recorder)
@@ -143,7 +143,7 @@ class DryScript(DryRank):
 
     @contextlib.contextmanager
     def _files_kept(self) -> Iterator[None]:
-        """Change no file that existed before, except in the directory of the run."""
+        """Let the script change no file that existed before, except in the directory of the run."""
         with tempfile.TemporaryDirectory() as scratch:
             kept = files.Kept(Path(scratch), free=(self.ranks.directory,))
             try:
@@ -359,7 +359,7 @@ def _save_no_safetensors(package: ModuleType) -> None:
 
 
 class _Saved(Future[None]):
-    """The completed result of an asynchronous saver, which is a future or has two futures."""
+    """The result of an asynchronous saver: a completed future, which is also each of its two futures."""
 
     @property
     def staging_completion(self) -> Future[None]:

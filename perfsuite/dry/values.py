@@ -208,8 +208,8 @@ _KEEP_ANSWERS = frozenset(
         ),
     }
 )
-"""Operators whose result has the value that all elements of their tensors have. For a sum, this holds only if
-the value is 0."""
+"""If all elements of the input have the same value, the result of these operators has this value as well. For
+a sum, this holds only if the value is 0."""
 _COMBINE_ANSWERS = frozenset(
     {
         *("logical_not", "logical_and", "logical_or", "logical_xor", "bitwise_not", "bitwise_and"),
@@ -229,15 +229,15 @@ _COMBINE_ANSWERS = frozenset(
         ),
     }
 )
-"""Operators on single elements."""
+"""Operators that compute each element of the result from single elements of the input."""
 _TESTS = {
     getattr(torch.ops.aten, name + suffix): name
     for name in _ASK_FOR_NANS | _KEEP_ANSWERS | _COMBINE_ANSWERS
     for suffix in ("", "_")
     if hasattr(torch.ops.aten, name + suffix)
 }
-"""Operators that test for NaNs and infinities or continue such a test, with their names. Names have no `_`
-for an operator that works in place."""
+"""Operators that test for NaNs and infinities or continue such a test, with their names. The name of
+an operator that works in place is given without the final `_`."""
 
 
 def _answer_test(operator: Any, args: Any, out: Any) -> None:
@@ -266,7 +266,7 @@ def _answer_test(operator: Any, args: Any, out: Any) -> None:
                 ]
                 answer = getattr(torch.ops.aten, name)(*numbers).item()
     if answer is not None:
-        # An operator that works in place is counted as a change only after it has returned.
+        # torch counts the change that an operator makes in place only after the operator has returned.
         changes = changes_in_place(out) + (out is args[0])
         out.finite_answer = (answer, changes)  # type: ignore[attr-defined]
 
@@ -288,7 +288,7 @@ def _answer_of(tensor: Any) -> bool | int | float | None:
 
 
 on_invented_bool: Callable[[], object] = nothing
-"""Called whenever the host reads a bool whose value is unknown. The answer is then True."""
+"""Called whenever the host reads a bool whose value is unknown. The host then gets True."""
 
 
 def _answer(tensor: Any) -> bool | int | float:

@@ -290,7 +290,7 @@ def _with_lock_file(
     if installing is None:
         return replace(arm, is_installed=False, plan=lambda: plan_of_lock(file)), None
     python = environment(file, commit, store, installing.consent, installing.agreed)
-    # The user agreed to the packages of the lock file, but not to the releases to put over them.
+    # The user agreed to the packages of the lock file, but not to the releases that replace some of them.
     return replace(arm, python=python), replace(installing, agreed=None)
 
 

@@ -138,7 +138,7 @@ def _not_checked(session: SessionFile) -> list[str]:
     if once:
         parts.append(
             f"changes of the start-up that only the first launches of {_ids(once)} showed: the arms can "
-            "share caches, so this depends on which of them fills a cache first"
+            "share caches, so these changes depend on which arm fills a cache first"
         )
     for result in results:
         outside = _outside_of_counted_steps(result)

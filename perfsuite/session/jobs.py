@@ -31,8 +31,8 @@ def run(module: str, *arguments: str, variables: Mapping[str, str] = os.environ)
 
     `variables` are the environment variables of the process.
 
-    Ctrl-C and SIGTERM interrupt the module, so that it ends its launches and writes its results. This process
-    then ends with `KeyboardInterrupt` or `SystemExit`.
+    Ctrl-C and SIGTERM interrupt the module, which then ends its launches and writes its results. After that,
+    this process ends with `KeyboardInterrupt` or `SystemExit`.
     """
     say(f"$ {module} {' '.join(arguments)}")
     before = signal.signal(signal.SIGTERM, _end)
@@ -56,8 +56,8 @@ def interruptible(
     A process that has not ended `end_s` seconds later is killed. `streams` are arguments of `Popen`.
     """
     # In a separate process group, the new process gets Ctrl-C only once: from this process, not from the
-    # terminal. If this process is killed, the kernel interrupts the new process. Otherwise, the new process
-    # would still measure when the next night begins.
+    # terminal. If this process is killed, the kernel interrupts the new process. Without this, the new
+    # process would still measure when the next night begins.
     process = subprocess.Popen(
         command,
         **streams,

@@ -79,8 +79,8 @@ def priced_launches(verdict: Verdict, run: Run) -> Verdict:
 def _upper_end(finding: Finding) -> float:
     """Return the upper end of a finding's price; 0 if it has no price or is not a regression.
 
-    If a price cannot be predicted, it might be the highest, so infinity is returned. An exception are changes
-    that were not replayed because other changes have higher naive prices: these return 0.
+    If a price cannot be predicted, it might be the highest, so infinity is returned. For changes
+    that were not replayed because other changes have higher naive prices, 0 is returned.
     """
     cost = finding.cost
     if finding.outcome != "regressed" or cost is None:

@@ -42,7 +42,7 @@ HardwareClass = Annotated[
 CaseGlob = Annotated[str, typer.Option("--case", help="Pattern of case ids, with the wildcards * and ?.")]
 BRANCH = "perfsuite-history"
 WORKTREE = Path("history")
-PUSHES = 3  # maximum number of pushes, if other jobs push at the same time
+PUSHES = 3  # maximum number of attempts to push, if other jobs push at the same time
 NOTHING_KEPT = 1  # exit status if no result of the given sessions can be kept
 Since = Annotated[
     datetime | None, typer.Option(formats=["%Y-%m-%d"], help="Read only sessions from this day on.")
@@ -122,8 +122,8 @@ def _added(files: Sequence[Path], history_dir: Path, notify: str | None) -> int:
 def pull(history_dir: History = WORKTREE) -> None:
     """Check out the branch of the history, `perfsuite-history`, in a directory.
 
-    Commits that were never pushed are kept, and follow those of origin. If neither origin nor this repository
-    has the branch, a new and empty branch is created.
+    Commits that were never pushed are kept, and are put after those of origin. If neither origin nor this
+    repository has the branch, a new and empty branch is created.
     """
     here = Path()
     if (history_dir / ".git").exists():
@@ -133,7 +133,7 @@ def pull(history_dir: History = WORKTREE) -> None:
                 f"{history_dir} has {held or 'a commit'} checked out, not {BRANCH}. Give an empty directory"
             )
         _refuse_ignored(history_dir)
-        git("worktree", "remove", str(history_dir), cwd=here)  # fails if it has other uncommitted changes
+        git("worktree", "remove", str(history_dir), cwd=here)  # fails if there are uncommitted changes
     git("worktree", "prune", cwd=here)
     on_origin = git("ls-remote", "--heads", "origin", BRANCH, cwd=here)
     if git("branch", "--list", BRANCH, cwd=here):
@@ -178,7 +178,7 @@ def _rebase(history_dir: Path) -> None:
 
 
 def _push(history_dir: Path) -> None:
-    """Push the branch. If another job has pushed in the meantime, its commits come first."""
+    """Push the branch. If another job has pushed in the meantime, put the other job's commits first."""
     for _ in range(PUSHES - 1):
         with contextlib.suppress(GitError):
             git("push", "--quiet", "origin", BRANCH, cwd=history_dir)

@@ -108,7 +108,7 @@ def night(
         asked()
         _report_killed(page)
         return
-    # Before the options are checked: the report of an earlier night must not be taken for that of this night.
+    # Before the options are checked, so that an earlier night's report is not taken for this night's report.
     page.begin("the night has not come to an end")
     try:
         tonight = asked()
@@ -140,7 +140,7 @@ class NightCheck(NamedTuple):
     """A command of perfsuite that must pass before a night measures anything."""
 
     command: list[str]
-    status: int  # exit status of the night if the command finds a problem, and ends with 1
+    status: int  # exit status of the night if the command ends with 1 because it finds a problem
 
 
 class NothingMeasured(Exception):

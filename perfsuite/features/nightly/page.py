@@ -31,8 +31,8 @@ class Page:
     """The file `summary.md` in the directory of a night.
 
     Before a night measures anything, it writes into this file that nothing was measured, and why. The report
-    replaces this text. If the night is killed in between, the file still has the id of the night, so that
-    `--only-summary` finds the session of the killed night. Other nights can use the same store.
+    replaces this text. If the night is killed in between, the file still has the id of the night. By
+    this id, `--only-summary` finds the session of the killed night in a store that other nights use too.
     """
 
     def __init__(self, out: Path, store: Path) -> None:

@@ -77,7 +77,7 @@ def releases(
 
     Each case runs once with each release: dry if possible, and launched otherwise. Only wheels are installed.
     Runs are kept: to continue after an interruption, run the same command again. The exit status is 3 if a
-    release could not be installed, or if a case could not run with a release.
+    release could not be installed, or if a case could not run with a release or no longer used the package.
     """
     os.environ.setdefault("PIP_ONLY_BINARY", ":all:")  # also applies to dependencies of a release
     options = options_of_session(store=shared.store)

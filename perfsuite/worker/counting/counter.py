@@ -120,7 +120,7 @@ BY_A_MASK = frozenset({"aten.index", "aten.index_put", "aten.index_put_"})
 """Operators that make the host wait if an index is a mask. The host does not wait if a single value is
 written to the masked elements, because torch then calls `masked_fill_`, which does not need their number."""
 MOST_OPERATORS = 5000
-"""In a counted step, garbage is collected after this number of operators, for example in a long rollout."""
+"""In a counted step, garbage is collected whenever this many operators have run, as in a long rollout."""
 DEVICE = torch.ops.prim.device.default
 """The operator that returns the device of a fake tensor. It is called when C++ code reads `device`."""
 COMPOSITE = "CompositeImplicitAutograd"
@@ -279,12 +279,12 @@ class StepCounter(TorchDispatchMode):
         return super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def before_other_optimizer(self, optimizer: Any) -> None:
-        """Record that an optimizer is about to step whose step does not end the training step."""
+        """Record the start of an optimizer's step that does not end the training step."""
         self._guarded(self._note_optimizer, optimizer)
         self._in_other_optimizer = True
 
     def after_other_optimizer(self) -> None:
-        """Record that the step of such an optimizer has ended."""
+        """Record the end of such a step."""
         self._in_other_optimizer = False
 
     def before_optimizer(self, *, runs_closure: bool = False) -> None:
@@ -355,8 +355,8 @@ class StepCounter(TorchDispatchMode):
     def _call_parts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an operator that consists of other operators, so that those are dispatched to this mode.
 
-        Usually they are, because torch takes such an operator apart before it calls a mode. It does not do so
-        in `torch.inference_mode`.
+        Usually, torch itself takes such an operator apart before it calls a mode. In `torch.inference_mode`,
+        torch does not.
         """
         super().__enter__()  # type: ignore[no-untyped-call]
         try:
@@ -669,7 +669,7 @@ def _autocast_keys(func: Any) -> list[str]:
     torch excludes these keys while it calls a dispatch mode. Without a mode, it excludes them only inside of
     an operator for which autocast itself has chosen the dtype.
     """
-    with enable_reentrant_dispatch():  # otherwise, autocast seems to be disabled
+    with enable_reentrant_dispatch():  # without this, autocast would seem to be disabled
         devices = [device for device in AUTOCAST if torch.is_autocast_enabled(device)]
     keys = [AUTOCAST[device] for device in devices]
     return [key for key in keys if not has_kernel(func.name(), key)]
@@ -677,7 +677,7 @@ def _autocast_keys(func: Any) -> list[str]:
 
 @functools.cache
 def _is_composite(func: Any) -> bool:
-    """Return whether an operator has a kernel that calls other operators, and none for usual tensors."""
+    """Return whether an operator has a kernel that calls other operators, but none for CPU or CUDA."""
     if isinstance(func, HigherOrderOperator) or not has_kernel(func.name(), COMPOSITE):
         return False
     return not any(has_kernel(func.name(), key) for key in ("CPU", "CUDA"))

@@ -25,7 +25,7 @@ add 0.3% to the FLOPs of `mamba-1.6b` and 6% to those of `mamba-tiny`.
 
 A frozen weight has no gradient, so it counts 4 FLOPs per parameter instead of 6. Adapters count as trained
 weights. Layers before the first adapter need no activation gradient, but the formula includes it. The FLOPs
-are therefore too high, by at most those of one block. Quantised weights count as the weights that they
+are therefore too high, by at most the FLOPs of one block. Quantised weights count as the weights that they
 encode.
 """
 

@@ -133,7 +133,7 @@ class Growth:
             return None
 
     def _known_graphs(self) -> list[int] | None:
-        """Return the number of tensors with an autograd graph at each boundary, or None if one is unknown."""
+        """Return the number of tensors with an autograd graph at each boundary; None if any is unknown."""
         graphs = [number for number in self._graphs if number is not None]
         if len(graphs) < len(self.boundaries) or self._is_frozen_meanwhile:
             return None

@@ -247,7 +247,7 @@ class _Monitoring:
             return False
         events = MONITORING.events
         begin = (events.PY_START, events.PY_RESUME, events.PY_THROW)  # resuming a generator counts as a call
-        # When a hidden generator yields, the calls of its consumer are counted again.
+        # When a generator whose calls are not counted yields, counting resumes for the calls of its consumer.
         end = (events.PY_RETURN, events.PY_UNWIND, events.PY_YIELD)
         self._thread = _OfThread()
         MONITORING.use_tool_id(MONITORING.PROFILER_ID, OURS)

@@ -123,9 +123,9 @@ class Counting:
 
     @_to_a_note
     def before_other_step(self, optimizer: Any) -> None:
-        """Record that an optimizer is about to step whose steps do not end training steps.
+        """Record the start of an optimizer's step that does not end a training step.
 
-        Its work belongs to the optimizer phase. It is not kept alive.
+        The work of this step belongs to the optimizer phase. The optimizer is not kept alive.
         """
         self._others = [other for other in self._others if other() is not None]
         if not any(other() is optimizer for other in self._others):
@@ -135,7 +135,7 @@ class Counting:
 
     @_to_a_note
     def after_other_step(self) -> None:
-        """Record that the step of such an optimizer has ended."""
+        """Record the end of such a step."""
         if self._counter is not None:
             self._counter.after_other_optimizer()
 
@@ -157,9 +157,9 @@ class Counting:
             self.notes.append(norm.note)
 
     def rebuilt(self, optimizer: Any) -> None:
-        """Record that the script has replaced the first optimizer, which is not kept alive.
+        """Record that `optimizer` replaces the first optimizer, which is no longer kept alive.
 
-        Stop counting if this happens early, because the state of the new one is not recognised.
+        Stop counting if this happens in the first steps, because the new optimizer's state is not recognised.
         """
         if self._ended < self.steps.until and not self.notes:
             self._give_up("the script built a new optimizer in the first steps")
@@ -284,7 +284,7 @@ class Counting:
         """Activate the counter."""
         if in_backward():  # autograd would remove a mode that is entered now
             self._give_up(IN_BACKWARD)
-        elif software.is_in_compiled_code():  # torch does not allow it to enter a mode there
+        elif software.is_in_compiled_code():  # torch allows no mode to be entered there
             self._give_up(COMPILED)
         elif len_dispatch_stack() != self._modes:
             self._give_up("the training has its own TorchDispatchMode around its optimizer's step")
@@ -356,7 +356,7 @@ class Collector:
     it stays off.
     """
 
-    paused: ClassVar[Collector | None] = None  # the one that now decides when garbage is collected
+    paused: ClassVar[Collector | None] = None  # the collector that now decides when garbage is collected
 
     def __init__(self) -> None:
         self.error: Exception | None = None  # the first error in collecting
@@ -383,7 +383,7 @@ class Collector:
         """Let Python decide again when to collect."""
         if Collector.paused is self:
             gradients.after_backward = None
-            if not gc.get_threshold()[0]:  # otherwise, the training has set it
+            if not gc.get_threshold()[0]:  # if it is not 0, the training has set it
                 gc.set_threshold(*self._thresholds)
             Collector.paused = None
 

@@ -12,7 +12,7 @@ from perfsuite.worker.hooks.imports import AfterImport
 OURS = "perfsuite.worker"  # the package of all hooks
 MOST_COMPILATIONS = 10_000
 """Number of compilations that dynamo remembers. By default, it remembers only the last 64. All others would
-be missing in the counts."""
+be missing from the counts."""
 _imports: AfterImport | None = None
 
 

@@ -188,7 +188,7 @@ def _first_tensor(values: Any) -> Tensor | None:
 
 
 class TokenCount:
-    """Counts the tokens passed to a model: the elements of all `input_ids`, or else of its first input.
+    """Counts the tokens passed to a model: the elements of all `input_ids`, or else those of the first input.
 
     Elements are tokens only if they are integers. For any dtype, the first dimension of the first input is
     the number of samples. If the call of a module is inside the call of another module, only the outer call

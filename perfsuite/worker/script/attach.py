@@ -365,7 +365,7 @@ class Attached:
     def exits(self) -> None:
         """When the process ends, report a failure if its rank was not measured."""
         if self._counting is not None:
-            self._counting.abandon()  # otherwise it would go on while Python ends
+            self._counting.abandon()  # otherwise, counting would go on while Python ends
         # Python keeps the last uncaught error even if the script has replaced our `excepthook`.
         if self._optimizers.seen and self.state != "over":
             self.fail_with(getattr(sys, "last_value", None) or self._ended_early())

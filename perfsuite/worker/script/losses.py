@@ -159,12 +159,12 @@ def loss_of(tensors: Any) -> Tensor | None:
 
 
 def _copied(loss: Tensor) -> Tensor:
-    """Return a copy of a loss in fp32, because a script might later average it over the ranks in place.
+    """Return a copy of a loss in fp32, because a script might later average the loss in place.
 
-    The copy has no dimensions. A loss can have some: `[[0.5]]` is a scalar for backward.
+    The copy has no dimensions. A loss can have dimensions: backward also accepts `[[0.5]]`.
     """
     local: Tensor = shard_of(loss)
-    # A view of the copy would keep two tensors.
+    # The copy comes last, because a view of a copy would keep two tensors.
     return local.detach().reshape(()).to(torch.float32, copy=True)
 
 
