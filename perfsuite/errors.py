@@ -36,7 +36,7 @@ class GitError(PerfsuiteError):
 
 
 class LaunchError(PerfsuiteError):
-    """A job cannot be ended."""
+    """A job cannot be ended, or its ranks cannot meet."""
 
 
 class MachineError(PerfsuiteError):

@@ -53,7 +53,7 @@ class Launching:
     inject: str | None = None  # a fault to inject
     counts: bool = True  # whether to count the work of a step
     counted_steps: int | None = None  # see `CaseFile`
-    neighbours: Neighbours | None = None  # reports other users of the machine, and waits for them
+    neighbours: Neighbours | None = None  # reports other users, and can wait until they are quiet
     when_shared: WhenShared = "again"
     # Returns whether there is time for another launch, given the case and the seconds of its longest launch.
     has_time: Callable[[Case, float], bool] = lambda case, longest_s: True
@@ -121,17 +121,18 @@ def until_decided(
         was_shared = launch()
         verdict = judge()
         if verdict.outcome == "undecided" and was_shared and not is_free():
-            # While others use the machine, more launches do not help, so the first unhealthy launch can
-            # end the case.
+            # While others use the machine, more launches do not help, so one unhealthy launch can be enough
+            # for the verdict `unhealthy`.
             verdict = judge(max_unhealthy=1)
         if verdict.outcome != "undecided":
             return verdict
 
 
 def needs_another(case: Case, runs: list[Run], verdict: Verdict, reference: Reference) -> bool:
-    """Return whether a second launch is needed because the counts of a user's program changed.
+    """Return whether a second launch is needed because counts of a user's program differ from the baseline.
 
-    A single launch does not show whether the program changed, because its data can vary between launches.
+    A single launch does not show whether the program changed, because the program's data can vary between
+    launches.
     """
     is_script = framework_of(case).plan(case).command is not None
     if not is_script or verdict.outcome == "failed" or len(runs) > 1 or reference.policy.most == 1:

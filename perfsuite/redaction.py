@@ -33,7 +33,7 @@ _ALWAYS = re.compile(  # names that always mean a secret
 _OFTEN = re.compile(r"(^|_)(pass|auth|tokens?|session(_id|_key)?)(_\d+)?$")
 """Names that can mean a secret, depending on the value. For example, `tokens` can be the tokens of a text."""
 _KEY = re.compile(r"(^|_)keys?(_(?!value|dim|size|head|len|cache|padding|states?|bias|proj|norm)|$)")
-_NO_SECRET = re.compile(  # values of options that are switches or numbers, or that name a special token
+_NO_SECRET = re.compile(  # values that are not secrets: switches, short numbers and special tokens
     r"|true|false|yes|no|on|off|none|null|auto|default|required|optional|\d{1,3}|<[^<>]*>|\[[A-Z]+\]",
     re.IGNORECASE,
 )
@@ -155,9 +155,9 @@ def _words_of(name: str) -> str:
 def is_secret(name: str, value: str, *, is_declared: bool = False) -> bool:
     """Return whether name and value of a variable or option look like a secret.
 
-    Hiding a value costs little, so it is enough if the name can mean a secret. With `is_declared`, the value
-    is in a case, and a case is refused if one of its values is taken for a secret. So if the name does not
-    always mean a secret, the value must look like a secret as well.
+    Hiding a value costs little, so a name that can mean a secret is usually enough. With `is_declared`, the
+    value is in a case, and a case is refused if one of its values is taken for a secret. So if the name does
+    not always mean a secret, the value must look like a secret as well.
     """
     if not value.strip() or _REFERENCE.fullmatch(value):
         return False

@@ -107,8 +107,8 @@ class Sampler:
         This is called often. `step` is the number of steps finished so far, or None before the training
         begins. `is_last` means that the job is over. A sample is then due if the number of steps has changed.
 
-        A sample counts only if it is taken after the first step and before the end of the last step. It
-        counts once `step` has grown, so later samples, and samples in a hang, never count.
+        A sample counts only if it is taken between the end of the first step and the end of the last step.
+        It is pending until `step` grows. So samples after the last step or in a hang never count.
         """
         now = self._clock()
         has_begun = step is not None

@@ -126,6 +126,6 @@ class Lease:
                 self._on_lost(f"{NO_SIGN} for {self._lost_s:g} s")
                 return
             time.sleep(LOOK_S)
-            # Do not count the time that the read took. While a shared file system makes reads slow, the
-            # driver cannot write either.
+            # Do not count the time that the read took. A shared file system that makes reads slow also delays
+            # the driver's writes.
             silent_s += LOOK_S

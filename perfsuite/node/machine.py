@@ -89,7 +89,7 @@ def visible_handles(pynvml: Any) -> list[Any]:
         if count == 0 or visible.split(",")[0].strip() in HIDDEN:
             raise _NoGpu(f"CUDA_VISIBLE_DEVICES={visible} hides every GPU")
         raise MachineError(
-            f"CUDA_VISIBLE_DEVICES={visible} names no GPU of this machine, which has {count}. Give their "
+            f"CUDA_VISIBLE_DEVICES={visible} names no GPU of this machine, which has {count}. Give GPU "
             "numbers (from 0) or whole UUIDs (`nvidia-smi -L`), or an empty value to measure on the CPU"
         )
     return handles

@@ -292,7 +292,7 @@ def _in_worktree(path: str, environment: Mapping[str, str]) -> str:
     inside = top + os.sep
     prefixes = (sys.prefix, os.path.realpath(sys.prefix), worktree)
     stay = tuple(prefix + os.sep for prefix in prefixes if (prefix + os.sep).startswith(inside))
-    # The last part can be a link in the repository, for example to data. It is kept.
+    # The last part can be a link in the repository, for example to data. This link is not resolved.
     without_links = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
     for spelling in (path, without_links):
         with_slash = spelling + os.sep

@@ -12,7 +12,7 @@ from perfsuite.results.session_file import MachineChange, Measurement, SessionRe
 from perfsuite.verdict.common_change import Estimate, common_change
 from perfsuite.verdict.robust import Z_99, relative
 
-FEWEST_CHANGED = 2  # minimum number of cases that each show a change without the other cases
+FEWEST_CHANGED = 2  # minimum number of cases that each show a change on their own
 NOTHING = "No recorded fact changed in all of them, so look at the machine first (perfsuite doctor)"
 
 
@@ -50,7 +50,7 @@ def _sentence(
     """Report the common change of the cases and, if there is a reference, the change of the reference.
 
     Without a reference, returns a sentence only if the cases share a change, and if at least `FEWEST_CHANGED`
-    of these cases each show a change without the other cases. Otherwise returns None.
+    of these cases each show a change on their own. Otherwise returns None.
     """
     common = common_change(changes)
     if common is not None and not common.is_shared:

@@ -47,7 +47,7 @@ def beside_reference(machine: MachineChange, cases: int, common: CommonChange | 
         )
     change = TOKENS_PER_S.change(relative(common.estimate))
     low, high = (TOKENS_PER_S.change(relative(end)) for end in common.interval)
-    # Half of the 99% interval of their difference, as if both changes were independent.
+    # Half of the 99% interval of the difference between the two changes, as if they were independent.
     reach = math.hypot(_half((low, high)), _half(machine.interval))
     agrees = abs(change - machine.change) <= reach
     cases_are = f"{len(common.cases)} of {plural(cases, 'case')} are {_how(change)} tonight"

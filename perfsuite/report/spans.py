@@ -283,7 +283,7 @@ def held(runs: Sequence[Run]) -> list[str]:
         times = zip(span.seconds, span.steps, strict=True)
         measured = [(seconds, step) for seconds, step in times if start <= step < stop]
         longest_s, step = max(measured, default=(0.0, 0))
-        # A span that is longer than its step lasted several steps.
+        # If a span is longer than its step, the span lasted several steps. Leave it out.
         is_long = HELD * usual_s < longest_s <= run.step_s[step]
         if is_long and 2 * len(measured) <= stop - start:
             lines.append(f"step {step + 1} contained: {name} {_time(longest_s)}")

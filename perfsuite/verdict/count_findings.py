@@ -81,7 +81,7 @@ def _whole(quantity: Quantity, counts: Counts) -> float:
 
 
 def _left_after_same_steps(then: Counts, today: Sequence[Counts]) -> bool:
-    """Return whether the tensors with a graph were counted after the same steps.
+    """Return whether both sides counted the tensors with a graph after the same steps.
 
     How many of them are left can depend on the step, for example if the training empties a buffer regularly.
     """

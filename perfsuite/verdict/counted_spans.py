@@ -52,7 +52,7 @@ def missing_spans(before: Counts, launches: Sequence[Counts]) -> Iterator[tuple[
 
 
 def _is_in_both(name: str, before: Counts, launches: Sequence[Counts]) -> bool:
-    """Return whether both sides counted parts of a start-up: a cold one if `name` is cold, else a warm one.
+    """Return whether both sides counted parts of a start-up of the same kind (cold or warm) as `name`.
 
     `name` is a start-up or a part of one. A timed launch does not count the parts.
     """

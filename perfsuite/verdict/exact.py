@@ -226,7 +226,7 @@ def _quantities_not_judged(before: Counts, after: Sequence[Counts]) -> Iterator[
             continue
         is_in_baseline = quantity.value(before) is not None
         if quantity is quantities.GRAPHS_LEFT:
-            continue  # unknown whenever kept graphs are unknown, and older baselines did not record them
+            continue  # unknown whenever kept graphs are unknown, and missing in older baselines
         is_rare = quantity in (quantities.STALLS, quantities.KEPT_GRAPHS, quantities.IN_CYCLES)
         if is_rare and not is_in_baseline and not any(quantity.value(counts) for counts in after):
             continue  # most training runs have none, and older baselines did not record them

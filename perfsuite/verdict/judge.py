@@ -127,10 +127,10 @@ def _compare(
 ) -> Verdict:
     """Judge healthy launches against the baseline.
 
-    Regressions do not end the launches if only metrics without noise regressed, or if all regressions are
-    waived. The verdict is then `undecided` as long as the check of a metric with noise is `undecided`.
-    Without the rule for waivers, a waived regression of one metric would end the launches before a regression
-    of another metric becomes significant.
+    Usually, the verdict is `regressed` as soon as one metric regressed. If only metrics without noise
+    regressed, or if all regressions are waived, the verdict is `undecided` as long as the check of a
+    metric with noise is `undecided`. Without the rule for waivers, no further launch would be made after a
+    waived regression of one metric, so a regression of another metric might not become significant.
     """
     failed = _unlike(runs, baseline)
     if failed is not None:

@@ -302,9 +302,9 @@ def _times_differ(before: Baseline | None, now: Baseline | None) -> Iterator[str
 
 
 def _losses_differ(before: Baseline, now: Baseline) -> Iterator[str]:
-    """Find the last part of the steps whose losses differ, and yield the difference.
+    """Yield the difference in the last part of the steps for which two baselines have different losses.
 
-    Each recorded loss is of one part of the steps.
+    A launch has one recorded loss for each part of the steps.
     """
     longest = max(len(launch.loss) for launch in (*before.launches, *now.launches))
     for behind in range(1, longest + 1):

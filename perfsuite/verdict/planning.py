@@ -129,8 +129,8 @@ def hidden_by_case(noise: Noise, case: Planned, find: float) -> bool:
 def smallest_found(noise: Noise, baseline_launches: int, launches: int, z_alarm: float) -> float:
     """Return the smallest change that a night finds 95 times in 100, with few enough false alarms.
 
-    An unchanged case is a false alarm if it is off by `z_alarm` standard errors. Today's launches improve the
-    estimate of the noise, so they add degrees of freedom.
+    An unchanged case is a false alarm if its estimated change is at least `z_alarm` standard errors. Today's
+    launches improve the estimate of the noise, so they add degrees of freedom.
     """
     degrees = noise.degrees_of_freedom + SCALE_EFFICIENCY * (launches - 1)
     noise = replace(noise, degrees_of_freedom=degrees)
@@ -185,7 +185,7 @@ def _plan(
 def _case_plan(
     case: Planned, noise: Noise, shift: Shift | None, find: float, tolerance: float, z_alarm: float
 ) -> CasePlan:
-    """Return the plan of a case. An unchanged case is a false alarm if it is off by `z_alarm` errors."""
+    """Return the plan of a case. `z_alarm` is explained in `smallest_found`."""
     of_case = against(noise, case.sessions.values())
     corrects = None if shift is None else correction(noise, case.sessions, shift)
     if corrects is not None and corrects.noise.session_sigma < of_case.session_sigma:

@@ -197,9 +197,9 @@ def minimum_detectable_drop(
 def smallest_tolerance(*, noise: Noise, baseline_launches: int, launches: int, z: float) -> float:
     """Return the smallest tolerance at which an unchanged case is `regressed` only rarely.
 
-    With this tolerance, an unchanged case is `regressed` only if it is off by `z` standard errors. `z` is a
-    quantile of the normal distribution. As in the sequential test, it is converted to the corresponding
-    quantile of Student's t.
+    With this tolerance, an unchanged case is `regressed` only if its estimated change is at least `z`
+    standard errors. `z` is a quantile of the normal distribution. As in the sequential test, it is converted
+    to the corresponding quantile of Student's t.
     """
     errors = t_quantile(z, noise.degrees_of_freedom) + t_quantile(Z_99, noise.degrees_of_freedom)
     return relative(errors * _error(noise, baseline_launches, launches))

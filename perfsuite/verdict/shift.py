@@ -141,7 +141,7 @@ class Correction:
     """The correction of a case's costs for the shift of the machine."""
 
     shift: float  # in logarithms: costs are divided by its exponential
-    noise: Noise  # the noise of corrected costs against the case's baseline
+    noise: Noise  # the noise when corrected costs are compared with the case's baseline
 
 
 def correction(noise: Noise, sessions: Shares, shift: Shift) -> Correction | None:
