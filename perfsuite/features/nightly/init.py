@@ -126,9 +126,9 @@ def _refuse_a_part(cases: Path) -> None:
         return
     if here:
         raise CaseError(
-            "--github: GitHub reads workflows only in the top directory of a repository, and this is "
-            f"{here}. Run this command in {top}, for example with --cases {here}{cases}, or leave out "
-            "--github"
+            "--github: GitHub reads workflows only in the top directory of a repository, but the current "
+            f"directory is {here}. Run this command in {top}, for example with --cases {here}{cases}, or "
+            "leave out --github"
         )
 
 

@@ -179,7 +179,7 @@ class Recorder:
             self._peak = self.memory.read()
 
     def peak_memory(self) -> Memory | None:
-        """Return the peak memory so far, without the step after the measured steps whose work is counted."""
+        """Return the peak memory so far, without the counted step that follows the measured steps."""
         if self._peak is None and self.memory is not None:
             return self.memory.read()
         return self._peak

@@ -279,7 +279,7 @@ class StepCounter(TorchDispatchMode):
         return super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def before_other_optimizer(self, optimizer: Any) -> None:
-        """Record that an optimizer is about to step whose step does not end the training step."""
+        """Record that another optimizer is about to step, one that does not end the training step."""
         self._guarded(self._note_optimizer, optimizer)
         self._in_other_optimizer = True
 
@@ -664,10 +664,10 @@ def _consists_of_others(func: Any, types: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _autocast_keys(func: Any) -> list[str]:
-    """Return the dispatch keys with which autocast must see the operators that `func` calls.
+    """Return autocast's dispatch keys to activate, so that autocast sees the operators that `func` calls.
 
-    torch excludes these keys while it calls a dispatch mode. Without a mode, it excludes them only inside of
-    an operator for which autocast itself has chosen the dtype.
+    torch excludes these keys while it calls a dispatch mode. Without a mode, torch excludes them only inside
+    of an operator for which autocast itself has chosen the dtype.
     """
     with enable_reentrant_dispatch():  # otherwise, autocast seems to be disabled
         devices = [device for device in AUTOCAST if torch.is_autocast_enabled(device)]
@@ -677,7 +677,7 @@ def _autocast_keys(func: Any) -> list[str]:
 
 @functools.cache
 def _is_composite(func: Any) -> bool:
-    """Return whether an operator has a kernel that calls other operators, and none for usual tensors."""
+    """Return whether an operator has a kernel that calls other operators, but no kernel for usual tensors."""
     if isinstance(func, HigherOrderOperator) or not has_kernel(func.name(), COMPOSITE):
         return False
     return not any(has_kernel(func.name(), key) for key in ("CPU", "CUDA"))

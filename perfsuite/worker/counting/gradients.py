@@ -199,8 +199,8 @@ def _clips(*args: Any, **kwargs: Any) -> None:
 def _clipped_parameters(clipped: Any) -> list[Any]:
     """Return the parameters in the argument of a clipping function. Empty if they are unknown.
 
-    An iterator is not consumed, because the clipping function needs it. From the iterator of
-    `Module.parameters`, the module is known.
+    An iterator is not consumed, because the clipping function needs it. For an iterator of
+    `Module.parameters`, the parameters are read from its module instead.
     """
     if isinstance(clipped, GeneratorType) and clipped.gi_code is nn.Module.parameters.__code__:
         clipped = clipped.gi_frame.f_locals["self"] if clipped.gi_frame is not None else ()

@@ -123,9 +123,9 @@ class Counting:
 
     @_to_a_note
     def before_other_step(self, optimizer: Any) -> None:
-        """Record that an optimizer is about to step whose steps do not end training steps.
+        """Record that another optimizer is about to step, one that does not end training steps.
 
-        Its work belongs to the optimizer phase. It is not kept alive.
+        The work of its step belongs to the optimizer phase. The optimizer is not kept alive.
         """
         self._others = [other for other in self._others if other() is not None]
         if not any(other() is optimizer for other in self._others):
@@ -284,7 +284,7 @@ class Counting:
         """Activate the counter."""
         if in_backward():  # autograd would remove a mode that is entered now
             self._give_up(IN_BACKWARD)
-        elif software.is_in_compiled_code():  # torch does not allow it to enter a mode there
+        elif software.is_in_compiled_code():  # torch does not allow entering a mode in compiled code
             self._give_up(COMPILED)
         elif len_dispatch_stack() != self._modes:
             self._give_up("the training has its own TorchDispatchMode around its optimizer's step")

@@ -308,7 +308,8 @@ def owner(optimizer: Any) -> nn.Module:
 def _parameters_in(module: nn.Module) -> list[nn.Parameter]:
     """Return the parameters of any living module, without those that have no shape yet (`nn.LazyLinear`).
 
-    The classes of some modules override `parameters` with another meaning. Such modules have none.
+    The classes of some modules override `parameters` with another meaning. If their method fails, the result
+    is empty.
     """
     try:
         parameters = [*module.parameters()]

@@ -99,7 +99,7 @@ def compiled_graphs() -> int | None:
 
 
 def is_in_compiled_code() -> bool:
-    """Return whether a function that dynamo compiles is running, and has called this function."""
+    """Return whether the caller is part of a function that torch.compile compiles."""
     callback = private.or_none("compile_callback")
     return callback is not None and callback() is not None
 

@@ -299,7 +299,7 @@ def test_refuses_a_workflow_in_a_part_of_a_repository(monkeypatch: pytest.Monkey
     (top / "sub/train").mkdir(parents=True)
     monkeypatch.chdir(top / "sub/train")
     said = commands.error_of("init", "--github")
-    assert "only in the top directory of a repository, and this is sub/train/. Run this command in" in said
+    assert "top directory of a repository, but the current directory is sub/train/. Run this" in said
     assert f"in {top}, for example with --cases sub/train/bench_cases, or leave out --github" in said
     assert not any(Path().iterdir())
     init()
