@@ -1,4 +1,4 @@
-"""Describe the expected time of a step, the comparison of a launch with it, and the forecast. Pure."""
+"""Describe the expected time of a step, how launches compare with this time, and the forecast. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEAST_PART = 0.002  # parts of the expected time are named if they exceed this s
 
 
 def of_dry_run(facts: DryFacts, unit: Unit) -> list[str]:
-    """Describe the expected time of a step, and its forecast, or the reasons why they are missing."""
+    """Describe the expected time and the forecast of a step, or the reasons why they are missing."""
     lines = []
     if facts.expected is not None:
         step = facts.expected
@@ -28,7 +28,10 @@ def of_dry_run(facts: DryFacts, unit: Unit) -> list[str]:
 
 
 def of_launches(result: Measurement) -> list[str]:
-    """Describe the speed of a case's launches relative to the expected speed; empty if it is not known."""
+    """Compare the speed of a case's launches with the expected speed, or say why no speed is expected.
+
+    The result is empty without a prediction, or if the speed of the launches is not known.
+    """
     facts = result.prediction
     if facts is None:
         return []

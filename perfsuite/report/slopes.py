@@ -33,7 +33,7 @@ def sentences(runs: Sequence[Run], before: Sequence[Run] = ()) -> list[str]:
 def grows_faster(result: Measurement) -> str | None:
     """Describe the growth of resident memory if it is clearly faster in arm B than in arm A.
 
-    The growth is clearly faster if the intervals do not overlap, and are at least `FASTER` apart. Returns
+    The growth is clearly faster if arm B's 95% interval lies at least `FASTER` above that of arm A. Returns
     None if the growth is not clearly faster, or if the growth of an arm is unknown.
     """
     if not (result.before and result.runs):

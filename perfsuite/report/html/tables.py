@@ -62,7 +62,7 @@ def checks(result: Measurement, anchor: str) -> Table:
 
 
 def launches(result: Measurement, runs: Sequence[Run]) -> Table:
-    """Return a table of the launches in `runs`, which are those of the case or of arm A.
+    """Return a table of `runs`: the launches of the case, or the launches of arm A.
 
     The last column says whether the launch is judged.
     """

@@ -96,8 +96,8 @@ class DataWait:
     def note_workers(self, maker: Any) -> None:
         """In step `COUNTED_STEP`, record the first worker of the loader that has just yielded a batch.
 
-        Only iterators of torch's `DataLoader` have such workers. An attribute of the same name in a user's
-        class means something else. A loader without workers is ignored.
+        Only iterators of torch's `DataLoader` keep such workers in their attribute `_workers`. In a user's
+        class, this attribute means something else. A loader without workers is ignored.
         """
         of_batches = private.or_none("BaseDataLoaderIter")
         if len(self._by_step) == COUNTED_STEP - 1 and of_batches and isinstance(maker, of_batches):
@@ -178,7 +178,7 @@ def timed(make: Callable[..., Any], *, is_of_case: bool = False) -> Callable[...
             # `contextlib.suppress` would count as Python calls of the training.
             try:
                 _wait.note_workers(args[0])
-            except Exception:  # then only the work of a loader's worker for a batch is unknown
+            except Exception:  # then only the work that a worker does for a batch is unknown
                 return made
         return made
 

@@ -664,10 +664,10 @@ def _consists_of_others(func: Any, types: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _autocast_keys(func: Any) -> list[str]:
-    """Return the dispatch keys with which autocast must see the operators that `func` calls.
+    """Return autocast's dispatch keys to activate, so that autocast sees the operators that `func` calls.
 
-    torch excludes these keys while it calls a dispatch mode. Without a mode, it excludes them only inside of
-    an operator for which autocast itself has chosen the dtype.
+    torch excludes these keys while it calls a dispatch mode. Without a mode, torch excludes them only inside
+    of an operator for which autocast itself has chosen the dtype.
     """
     with enable_reentrant_dispatch():  # without this, autocast would seem to be disabled
         devices = [device for device in AUTOCAST if torch.is_autocast_enabled(device)]

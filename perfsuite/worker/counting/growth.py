@@ -22,8 +22,8 @@ from perfsuite.worker.observation.frozen import has_training_frozen
 
 MISSING = 0.25
 MOST_MISSING = 1
-"""The growth per step is rounded down to a whole number of objects. It is rounded up instead if only a few
-objects are missing to the next whole number: at most `MISSING` for each step, and at most `MOST_MISSING` in
+"""The growth per step is rounded down to a whole number of objects. It is rounded up instead if a few more
+objects would give the next whole number: at most `MISSING` for each step, and at most `MOST_MISSING` in
 total. So a leak is still found if one object (for example a thread) disappears. The limits are low because
 modules can create a few objects when they are used for the first time. Even if this happens in each half of
 the steps, it must not look like a leak."""
@@ -155,9 +155,9 @@ class Growth:
         Only types that have grown are included. At the previous boundary, all objects were in the oldest
         generation. Newer objects have been appended to this generation since. A mark in this generation shows
         where the newer objects begin. (The generation's length at the previous boundary does not show this,
-        because older objects might have been freed.) If a full collection has run since then, it might have
-        changed the order, so nothing is returned. If only one step has run since the previous boundary,
-        nothing is returned either, because all new objects might belong only to this step.
+        because older objects might have been freed.) If a full collection has run since that boundary, the
+        order might have changed, so nothing is returned. If only one step has run since the previous
+        boundary, nothing is returned either, because all new objects might belong only to this step.
         """
         _, middle, last = self.boundaries
         if last - middle == 1:

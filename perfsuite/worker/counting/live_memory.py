@@ -168,7 +168,7 @@ class LiveMemory:
         """Return the living tensors whose storages were created in counted steps, the largest first.
 
         Tensors of the second step are included. If the collector has already freed all garbage of the first
-        step, only garbage of the second step still shows what holds it.
+        step, only garbage of the second step can still show the holders.
         """
         living = {number for number, _ in self._living.values()} & self._born
         if not living:

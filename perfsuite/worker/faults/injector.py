@@ -26,7 +26,7 @@ BREAKDOWNS = ("crash", "exit", "oom", "hang")
 class Injector:
     """Injects one fault into one rank.
 
-    `training` returns the model and the optimizer, or None in place of one that does not exist. In the last
+    `training` returns the model and the optimizer. Either of them is None if it does not exist. In the last
     rank, `on_reached` is called before a fault ends the launch.
     """
 

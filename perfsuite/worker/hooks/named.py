@@ -91,7 +91,7 @@ class NamedFunction:
 
     @property
     def is_imported(self) -> bool:
-        """Whether the script has imported the module, or is the module itself."""
+        """Whether the script has imported the module, or the module is the script itself."""
         return self._imported() is not None
 
     def check_name(self) -> None:

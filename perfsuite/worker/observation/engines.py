@@ -31,10 +31,10 @@ notes: list[str] = []  # reasons why some engines are not noticed
 def watch() -> None:
     """Notice each engine that is created from now on.
 
-    Call this as soon as torch has been imported. The class of an engine is watched after its module has been
-    executed. If the module of the engine's class is the one that imported torch, it is still being executed
-    when `watch` is called, so call `look_again` later. An engine that was created before its class is watched
-    is noticed at its first step.
+    Call this as soon as torch has been imported. The class of an engine is watched after the module of the
+    class has been executed. If this module itself has imported torch, the module is still being executed when
+    `watch` is called, so call `look_again` later. If an engine was created before its class was watched, the
+    engine is noticed at its first step.
     """
     global _imports
     notes.clear()

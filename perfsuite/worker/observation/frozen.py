@@ -17,8 +17,8 @@ def has_training_frozen() -> bool:
     """Return whether the training itself has called `gc.freeze`.
 
     This only compares two numbers: the number of all frozen objects, and the number of objects that were
-    frozen before the training or by `unfrozen`. If n objects that the training did not freeze have been
-    freed, up to n objects that it did freeze are not noticed.
+    frozen before the training or by `unfrozen`. If n of the objects in the second number have been freed
+    since, the function does not notice up to n objects that the training has frozen.
     """
     return gc.get_freeze_count() > _not_by_training
 

@@ -52,9 +52,9 @@ def _shards() -> list[str]:
 def squares(gradients: Iterable[Any]) -> float | None:
     """Return the sum of squares of this rank's gradients, or None if it is unknown.
 
-    If n ranks of a mesh hold the same part, it has the weight 1/n. The sums of all ranks then add up to the
-    sum of the job. If each rank holds all gradients, as with DDP, the sum of one rank is already that of the
-    job.
+    If n ranks of a mesh hold the same part of a gradient, this part has the weight 1/n. The sums of all ranks
+    then add up to the sum of the job. If each rank holds all gradients, as with DDP, the sum of one rank is
+    already that of the job.
     """
     with disable_current_modes(), torch.no_grad(), contextlib.suppress(RuntimeError):
         existing = [gradient for gradient in gradients if gradient is not None]

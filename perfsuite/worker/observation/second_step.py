@@ -131,7 +131,7 @@ class SecondStep:
 
     @property
     def attention_kernel(self) -> str:
-        """The attention kernel that was seen in the blocks. If several blocks have one, that of the last."""
+        """The attention kernel of the last block in which a kernel was seen."""
         if not self.inside:
             return NOT_OBSERVED
         return self._kernels[max(self._kernels)] if self._kernels else NO_KERNEL

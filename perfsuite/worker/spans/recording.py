@@ -243,10 +243,11 @@ class Spans:
         return background
 
     def open_for(self, seconds: float) -> str | None:
-        """Return the name of a span that has run for `seconds` without a step, or None if there is none.
+        """Return the name of a span that has run for at least `seconds`, or None if there is no such span.
 
-        A span counts as running until the work that it left to other threads has ended, because the training
-        can wait for this work in ways that are not seen.
+        A span is ignored if a step has ended since the span began. The exception is work that a span left to
+        other threads. It counts until it has ended, because the training can wait for it in ways that are not
+        seen.
         """
         before = self._meters.now() - seconds
         open_spans: list[Span] = [*self._open.get(self._thread or 0, ())]
@@ -367,5 +368,5 @@ def _highest(first: int | None, second: int | None) -> int | None:
 
 
 def _higher(before: int | None, now: int | None) -> int | None:
-    """Return the new peak. None if it is not higher, because it might then be the peak of earlier work."""
+    """Return the new peak. If it did not rise, return None, because earlier work might have reached it."""
     return None if before is None or now is None or now <= before else now
