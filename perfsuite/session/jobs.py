@@ -56,8 +56,8 @@ def interruptible(
     A process that has not ended `end_s` seconds later is killed. `streams` are arguments of `Popen`.
     """
     # In a separate process group, the new process gets Ctrl-C only once: from this process, not from the
-    # terminal. If this process is killed, the kernel interrupts the new process. Otherwise, the new process
-    # would still measure when the next night begins.
+    # terminal. If this process is killed, the kernel interrupts the new process, so that the new process does
+    # not still measure when the next night begins.
     process = subprocess.Popen(
         command,
         **streams,

@@ -190,7 +190,7 @@ class Record:
         """Return the hardware class on which a case was to run; None if the machine cannot be detected."""
         try:
             return self.mode.setup.host.machine_for(case).hardware_class
-        except Exception:  # the case might have failed with the same error, which its result has
+        except Exception:  # the result of the case might already have this error
             return None
 
     def waives(self, case: Case, checks: Sequence[Check]) -> bool:

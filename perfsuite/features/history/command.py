@@ -133,7 +133,7 @@ def pull(history_dir: History = WORKTREE) -> None:
                 f"{history_dir} has {held or 'a commit'} checked out, not {BRANCH}. Give an empty directory"
             )
         _refuse_ignored(history_dir)
-        git("worktree", "remove", str(history_dir), cwd=here)  # fails if it has other uncommitted changes
+        git("worktree", "remove", str(history_dir), cwd=here)  # fails if there are uncommitted changes
     git("worktree", "prune", cwd=here)
     on_origin = git("ls-remote", "--heads", "origin", BRANCH, cwd=here)
     if git("branch", "--list", BRANCH, cwd=here):

@@ -47,7 +47,7 @@ def announce(variable: str, history: Path, added: Sequence[Path], results: Seque
         for file in results:
             try:
                 sessions.append(documents.read(file, SessionFile))
-            except FileError as error:  # those of other machines are still announced
+            except FileError as error:  # the other sessions are still announced
                 cut_short.append(f"a session could not be read: {error}")
         cut_short += filter(None, map(summary.interruption, sessions))
         changed = verdicts.changed(history, added) if added else []

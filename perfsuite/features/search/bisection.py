@@ -33,7 +33,7 @@ from perfsuite.session.option_table import MOST_TOLERANCE
 from perfsuite.verdict.exact import NOT_IN_BASELINE
 
 _OF_STEPS = re.compile(r"^steps? [\d, -]+(: |$)")
-"""The span of a count that is known by its own name, such as `step 5: ` in `step 5: kernels`."""
+"""Matches the steps before the name of a count, such as `step 5: ` in `step 5: kernels`."""
 
 
 class CandidateResult(Data):
@@ -239,19 +239,19 @@ def _judged(state: BisectFile, name: str, verdict: Verdict) -> CandidateResult:
 
 
 def _why_unknown(verdict: Verdict, metric: str) -> str:
-    """Return why a candidate might do more of a count than was seen; empty if nothing hides an increase."""
+    """Return why an increase of a count might be hidden; empty if nothing can hide an increase."""
     notes = () if verdict.counts is None else verdict.counts.notes
     return next((note for note in notes if _can_hide(note, metric)), "")
 
 
 def _can_hide(note: str, metric: str) -> bool:
-    """Return whether an increase of a count can be hidden in what a note of the candidate's counts names."""
+    """Return whether a note on the candidate's counts leaves open that a count has increased."""
     subject, is_of_span_or_count, _ = note.partition(NOT_JUDGED)
     if subject == metric:
         return True
-    if note.endswith(NOT_IN_BASELINE):  # the good arm lacks it, and the rest of the candidate was compared
+    if note.endswith(NOT_IN_BASELINE):  # the good arm lacks this part, and all other parts were compared
         return False
-    if not is_of_span_or_count:  # it is about ranks, or it is a doubt about all counts
+    if not is_of_span_or_count:  # the note is about ranks, or is a doubt about all counts
         return True
     part = _OF_STEPS.sub("", subject)
     return not part or f"{metric}: ".startswith(f"{part}: ")
