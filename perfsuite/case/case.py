@@ -33,7 +33,7 @@ Quantization = Literal["none", "8bit", "4bit"]
 # samples.
 Unit = Literal["tokens", "samples"]
 
-# The upper limit of numbers that have no smaller limit. Arithmetic with larger numbers can fail.
+# The upper limit of numbers, unless a field has a smaller one. Arithmetic with larger numbers can fail.
 MOST = 100_000_000
 
 
@@ -343,7 +343,7 @@ class CaseFile(Document):
     counts: bool = True  # whether every rank counts the work of a step (`perfsuite.results.counts`)
     # Number of consecutive steps to count if nothing is timed. None: count before and after the timed steps.
     counted_steps: int | None = Field(default=None, ge=1)
-    preflight: bool = False  # whether ranks only probe their nodes. Of the case, they use only the topology
+    preflight: bool = False  # whether ranks only probe their nodes. They use only the topology of the case
     profile: bool = False  # whether ranks only profile a few steps after warm-up. Nothing is then judged
     metrics: tuple[str, ...] = ()  # names of metrics from other packages, which every rank records
 

@@ -441,8 +441,8 @@ def _check_root(config: pytest.Config) -> None:
 def _note_lost_cases(item: pytest.Item) -> None:
     """Remove the marks with which pytest skips a test whose parametrization is empty.
 
-    Raises `pytest.UsageError` if perfsuite does not recognise the mark of such a test. Otherwise, pytest
-    would skip the test silently.
+    Raises `pytest.UsageError` if perfsuite does not recognise the mark of such a test. Without this
+    error, pytest would skip the test silently.
     """
     for mark in [mark for mark in item.own_markers if mark.name in ("skip", "xfail")]:
         if str(mark.kwargs.get("reason", "")).startswith(EMPTY_REASON):

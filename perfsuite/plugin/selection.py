@@ -180,7 +180,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _left_out_by_mark(config: pytest.Config) -> frozenset[str]:
-    """Return the ids of the cases that `-m` deselects only because their test has a certain mark.
+    """Return the ids of the cases that `-m` deselects only because of one mark of their test, such as `slow`.
 
     Cases that `-m` deselects for other reasons, such as a missing mark or other hardware, might have been
     lost by mistake.

@@ -31,7 +31,7 @@ class LoggedSteps:
         self._steps: dict[Path, Replays | PredictionError | FileError] = {}
 
     def step(self, arm: int, finding: Finding) -> Replays:
-        """Return the reported step that arm A (0) or B (1) logged on the first of a finding's ranks.
+        """Return the reported step as arm A (0) or B (1) logged it on the finding's first rank.
 
         Raises `PredictionError` or `FileError` if the step cannot be replayed.
         """

@@ -2,8 +2,8 @@
 
 The reference is the environment and the commit of the reviewed baselines. Its code is unchanged, so if its
 speed changes, the machine is the cause. If a case looks slower than its baseline, this case is also launched
-with the reference. If the reference is also slow in this case, something other than the new code slows it
-tonight, even if the canaries are not slow. If the reference cannot be installed or used, the reason is
+with the reference. If the case is slow with the reference too, something other than the new code slows the
+case tonight, even if the canaries are not slow. If the reference cannot be installed or used, the reason is
 reported, and the session continues without a reference.
 """
 

@@ -182,9 +182,8 @@ class Setup:
     def forecasts(self, device_name: str, session: Path) -> Forecasts:
         """Return the measurements and forecasts on a kind of GPU that were in the store at the first call.
 
-        Those of the current session, whose directory is `session`, are left out: a measurement removes the
-        older forecast of its case, and the session still needs this forecast to compare its measurement with
-        it.
+        The results of the current session, whose directory is `session`, are left out. A measurement removes
+        the older forecast of its case, but the session still compares the measurement with this forecast.
         """
         if device_name not in self._forecasts:
             earlier = [file for file in self.store.results() if file.parent.name != session.name]

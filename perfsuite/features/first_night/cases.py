@@ -132,7 +132,7 @@ def _accelerate(shards: int, other: str) -> dict[str, object]:
 
 
 def _titan(module: str, degree: str, case: Case) -> dict[str, object]:
-    """Return torchtitan's settings for the debug model of a module, such as `llama3`, in its registry.
+    """Return torchtitan's settings for the debug model in the registry of a module, such as `llama3`.
 
     The model trains for as many steps as `case`. On a CPU, it trains in fp32, because experts in bf16 take
     minutes there.

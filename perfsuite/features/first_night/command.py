@@ -130,8 +130,8 @@ def carry_out(
     shown: dict[tuple[str, str], Row] = {}
     record = _run(night, record, steps, seconds, shown, as_json=as_json)
     rows = page.all_rows(record)
-    # If a step could not run again, the record has only the step's earlier result, so add the row with the
-    # reason.
+    # If a step could not run again, the record has only the step's earlier result. Add the row that says why
+    # the step could not run again.
     rows += [(name, row) for (name, _), row in shown.items() if (name, row) not in rows]
     if as_json:
         print_json([{"step": name, **documents.plain(row)} for name, row in rows])

@@ -73,7 +73,7 @@ def _kind_of(fault: str) -> str:
 def _fault_row(check: str, run: Run, kind: str, rank: int | None, *, is_reached: bool) -> Row:
     """Check that a launch failed as expected, and that the report names the rank that is to blame.
 
-    A launch that ended before the fault shows nothing.
+    If the launch ended before the fault occurred, the result is unknown.
     """
     observed = "no failure was noticed"
     if run.failure is not None:

@@ -46,7 +46,7 @@ class Night:
     wait_quiet_s: float = 0
     say: Callable[[str], None] = field(default=silent)
     left_s: Callable[[], float] = lambda: float("inf")  # seconds until the step must end
-    is_continued: bool = False  # False: the step starts anew, because an earlier attempt is complete
+    is_continued: bool = False  # False: an earlier attempt is complete, so the step starts anew
     measure: Callable[..., tuple[list[Run], Verdict]] = measure
     launch: Callable[..., Run] = launch_once
     detect: Callable[[], Machine] = detect

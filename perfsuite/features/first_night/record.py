@@ -43,7 +43,7 @@ class FirstNight(Document):
 
 
 def resumed(out: Path, new: FirstNight) -> FirstNight:
-    """Return the record in `out` to continue, or `new` if there is none.
+    """Return the record of the first night in `out`, or `new` if there is none.
 
     Raises `CaseError` if the directory contains something else, or a first night on other hardware, with
     another size, or with another version of perfsuite.

@@ -1,4 +1,4 @@
-"""Run steps one after another. A failed step does not stop later steps unless it makes them meaningless."""
+"""Run steps one after another, even after a failed step, unless the failure makes launches impossible."""
 
 import os
 import re
@@ -134,7 +134,7 @@ def _broken(rows: Sequence[Row]) -> list[str]:
 
 
 def machine_problem(night: Night, step: Step) -> Row | None:
-    """Return a row that reports lost GPUs, or GPUs that others still use after the wait. Otherwise None."""
+    """Return a row if GPUs are lost, or if other users of the GPUs do not stop in time, else None."""
     if night.machine.device == "cpu":
         return None
     try:
@@ -172,7 +172,7 @@ def _instead(users: Sequence[str], devices: int) -> str:
         return advice
     return (
         f"{advice}. To use only the idle GPUs, set CUDA_VISIBLE_DEVICES={','.join(idle)} and give "
-        "another --out, because the results in this one are from a different number of GPUs"
+        "another --out, because the present --out has results from a different number of GPUs"
     )
 
 

@@ -75,7 +75,7 @@ def selftest_rows(
 
 
 def usual_minutes(full: tuple[float, float], tiny: tuple[float, float]) -> Mapping[Size, tuple[float, float]]:
-    """Return the expected minutes and the limit for each size. Simulated training takes only seconds here."""
+    """Return the expected minutes and the limit for each size, for a step without a simulated hang."""
     return {"full": full, "tiny": tiny, "simulated": SIMULATED_MIN}
 
 

@@ -137,7 +137,7 @@ def _of_drift(finding: Drift) -> str:
 
 def _body(bad: Mapping[str, str], waived: Sequence[str], run_url: str, cut_short: Sequence[str]) -> str:
     """Return the text of an issue. Its last line is hidden, and lists the subjects for `Issue.subjects`."""
-    listed = json.dumps(sorted(bad)).replace(">", "\\u003e")  # a subject cannot end the HTML comment
+    listed = json.dumps(sorted(bad)).replace(">", "\\u003e")  # so that no subject can end the HTML comment
     hidden = f"<!-- perfsuite: {listed} -->"
     texts = [*(f"- **{_plain(why)}**" for why in cut_short), *bad.values(), *waived]
     shown = fitting(texts, LONGEST - len(hidden))

@@ -45,8 +45,8 @@ class _Step(NamedTuple):
     start: int
     middle: int
     end: int
-    before: float  # mean of the points from `start` up to, but not including, `middle`
-    size: float  # mean of the points from `middle` up to, but not including, `end`; minus `before`
+    before: float  # mean of the points from `start` up to (not including) `middle`
+    size: float  # change from `before` to the mean of the points from `middle` up to (not including) `end`
     error: float  # standard error of `size`
 
 

@@ -64,7 +64,7 @@ class StoredResult(Data):
     outcome: Outcome
     step_s_p50: Column
     step_s_mean: Column
-    probe_s_p50: Column  # the time of a fixed piece of work between the steps, on a CPU
+    probe_s_p50: Column  # only in launches on a CPU: the time of a fixed piece of work between the steps
     peak_memory_bytes: Column
     tokens_per_step: int | None
     settings: int  # index in `StoredSession.settings`
@@ -390,7 +390,7 @@ def _index(table: list[dict[str, str]], entry: dict[str, str]) -> int:
 
 
 def _began(session: SessionFile, result: Measurement) -> datetime:
-    """Return when the part of the session in which a case was measured began.
+    """Return the start of the part of the session in which a case was measured.
 
     Raises ValueError for a bad time.
     """

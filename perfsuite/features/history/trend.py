@@ -32,8 +32,8 @@ UNKNOWN_CORRELATION: Mapping[MetricName, float] = {"tokens/s": 0.3, "samples/s":
 
 It is 0.3 for speed, because a machine has good and bad weeks, and 0 for memory. Suppose that the true
 correlation is 0.7 (AR(1)): if perfsuite assumed 0, 18% of series would have a false alarm in their first
-month. If it assumes 0.3, only 1% have a false alarm. In return, a change of 5% at 1% noise is found after 8
-nights instead of 3.
+month. If it assumes 0.3, only 1% have a false alarm. The price is that a change of 5% at 1% noise is found
+after 8 nights instead of 3.
 """
 
 
@@ -315,7 +315,7 @@ def _findings(
 def _measured(points: Sequence[Point], index: int) -> float | None:
     """Return the relative change of the measured values at an index. None if the machine never changed.
 
-    The machine can also have changed far from this index, so only the sessions near the index are compared.
+    Only the sessions near the index are compared, because the machine can also have changed at other times.
     """
     if len({point.shift for point in points}) == 1:
         return None
@@ -355,7 +355,7 @@ def _accepts(
 
     A baseline accepts the change if it was measured on `day` (UTC) or later, and is closer to the new level
     than to the old one. The levels are corrected for changes of the machine. So the baseline is corrected
-    too. Its shift is that of the last point that was not measured after the day of the baseline.
+    too. Its shift is that of the last point that was measured on or before the day of the baseline.
     """
     try:
         baseline = documents.read(file, Baseline)

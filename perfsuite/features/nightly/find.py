@@ -240,7 +240,7 @@ def _costing(finding: FindPlan, unit: str) -> Mapping[str, Planned]:
 
 
 def _unreached(finding: FindPlan) -> list[str]:
-    """Name the cases in which the plan cannot find the change, the reason, and what could find it."""
+    """Explain why the plan cannot find the change in some cases, and how the change could be found."""
     unreached = finding.plan.unreached
     if not unreached:
         return []

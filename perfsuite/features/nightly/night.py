@@ -253,7 +253,7 @@ def _was_cut_short(results: Path) -> bool:
 
 
 def _report_killed(page: Page) -> None:
-    """Report a night that was killed before it had a report, for example because its CI job took too long."""
+    """Write the report of a night that was killed before it wrote one, for example by its CI job."""
     if not page.file.is_file():
         page.begin("the night did not begin")
         _publish(page, [])

@@ -52,8 +52,8 @@ SHORTEST_S = 60.0  # minimum assumed duration of a launch
 LARGEST_LOG = 2_000_000_000  # maximum size of a log of `srun` or of an agent, in bytes
 BAD_END = re.compile(r"^srun: error: (\S+: tasks? .*)", re.MULTILINE)
 """The message of `srun` about an agent that ended badly. This process, and not `srun`, then ends the other
-agents. `srun` does not abort the step because of such an agent. So a message about an aborted step means that
-Slurm aborted the step for another reason."""
+agents. Such an agent does not make `srun` abort the step. So a message about an aborted step means that Slurm
+aborted the step for another reason."""
 ENDED_BY_SLURM = re.compile(r"\*\*\* (STEP|JOB) .*? \*\*\*")
 """slurmstepd's message when a step is cancelled, runs out of time, or loses a node. It can be missing."""
 ABORTED = re.compile(rf"^srun: Job step aborted|exit code {128 + signal.SIGTERM}$", re.MULTILINE)
