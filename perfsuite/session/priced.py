@@ -70,7 +70,7 @@ def priced(verdict: Verdict, arms: Sequence[Run], logs: Sequence[Log]) -> Verdic
 
 
 def priced_launches(verdict: Verdict, run: Run) -> Verdict:
-    """Return the verdict on launches with naive prices on the changes of bytes and FLOPs."""
+    """Return a verdict on launches, with naive prices added to the changes of bytes and FLOPs."""
     if run.machine.device == "cpu":
         return verdict
     return priced(verdict, (run, run), (NO_LOG_OF_LAUNCHES, NO_LOG_OF_LAUNCHES))
@@ -79,8 +79,8 @@ def priced_launches(verdict: Verdict, run: Run) -> Verdict:
 def _upper_end(finding: Finding) -> float:
     """Return the upper end of a finding's price; 0 if it has no price or is not a regression.
 
-    If a price cannot be predicted, it might be the highest, so infinity is returned. An exception are changes
-    that were not replayed because other changes have higher naive prices: these return 0.
+    If a price cannot be predicted, it might be the highest, so infinity is returned. For a change that was
+    not replayed because other changes have higher naive prices, 0 is returned.
     """
     cost = finding.cost
     if finding.outcome != "regressed" or cost is None:
@@ -265,8 +265,8 @@ def _collectives_alone_s(change: _Change, collective: Collective) -> float | Non
 def _link_bytes_per_s(collective: Collective, run: Run) -> float | None:
     """Return the rate of the link that a group of ranks uses; None if it is unknown.
 
-    Each device has an equal part of its machine's network. The members of the group on one machine use their
-    parts together.
+    Each device has an equal part of its machine's network. If the group spans machines, its rate is the sum
+    of the parts of its members on one machine.
     """
     machine = run.machine
     devices = run.case.topology.processes_per_node
