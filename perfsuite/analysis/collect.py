@@ -52,9 +52,9 @@ T = TypeVar("T")
 WALL_CLOCK_AGREES = 0.05
 LOSS_STEPS = 3
 """The loss falls if its mean over the last steps is below its mean over the first steps. Each mean is over
-this number of steps, or over a tenth of all steps if that is more. By this rule, the loss falls in all of 48
-runs of 12 steps (the tiny models, with learning rates 1e-3 and 1e-4). If only the first and the last step are
-compared, it falls in 46 of these runs."""
+this number of steps, or over a tenth of all steps if that is more. By this rule, the loss falls in each of
+48 runs of 12 steps (the tiny models, with learning rates 1e-3 and 1e-4). If only the first and the last step
+are compared, it falls in 46 of these runs."""
 DIFFER_BY_RANK = ("cores", "CUDA_VISIBLE_DEVICES", FLIGHT_RECORDER_FILE)
 """Parts of the environment that differ between ranks, and are recorded only for rank 0."""
 LOSS_NOT_OBSERVED = (
@@ -256,8 +256,8 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
 def _with_alike_start_ups(counted: Mapping[int, Counts]) -> dict[int, Counts]:
     """Return the counts by rank. Random differences between the ranks' start-ups are removed.
 
-    The number of Python calls in a start-up depends on memory addresses. Without these differences, ranks
-    that did the same work have equal counts, so that `merged` puts them into one entry.
+    These differences arise because the number of Python calls in a start-up depends on memory addresses. If
+    they are removed, ranks that did the same work have equal counts, and `merged` puts them into one entry.
     """
     first = next(iter(counted.values()), Counts())
 
@@ -287,7 +287,7 @@ def _longest(seconds: Sequence[Sequence[float]]) -> tuple[float, ...]:
 
 
 def _named_cold(reports: list[RankReport]) -> list[RankReport]:
-    """Mark the start-ups of all ranks as cold if any rank compiled a graph: the other ranks wait for it."""
+    """Mark the start-ups of all ranks as cold if any rank compiled a graph: the others wait for that rank."""
     if not any(report.compiled_anew for report in reports):
         return reports
     renamed = []

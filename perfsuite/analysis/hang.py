@@ -65,7 +65,7 @@ class _StuckCall:
 
     @property
     def call(self) -> CollectiveCall:
-        """The call of the first rank that waits."""
+        """The call of the lowest waiting rank."""
         return self.calls[self.waiting[0]][0]
 
     @property

@@ -108,7 +108,7 @@ def _refuse_repeats(command: Any) -> None:
 
 
 def _refuse_unused(command: Any) -> None:
-    """Make a command refuse a shared option that precedes the command's name, but that the command lacks."""
+    """Make a command refuse a shared option in front of the command's name if the command lacks it."""
     parse = command.parse_args
 
     def parse_args(ctx: Any, args: list[str]) -> Any:
@@ -149,7 +149,7 @@ def command_of(extension: Extension) -> Any:
 
 
 def _unusable(error: ExtensionError) -> Any:
-    """Return a command that replaces an unusable command. Its help and each run of it report the error."""
+    """Return the replacement for an unusable command. Help and runs of the replacement report the error."""
     alone = typer.Typer(add_completion=False)
     any_words = {"allow_extra_args": True, "ignore_unknown_options": True}
 

@@ -103,9 +103,9 @@ def report_directory(out: Path | None) -> Path | None:
 def options(**given: Path | str | float | None) -> Options:
     """Return the options of a session in this directory. `given` maps names of options to their values.
 
-    An option without a value gets the value of pytest's ini file, if there is one. The exception is the
-    report, which a command writes only where it is told to. The number of counted steps comes from the ini
-    file even if the command has no option for it.
+    An option without a value gets the value of pytest's ini file, if there is one. The ini file cannot set
+    the report: a command writes a report only if its own option names the directory. The number of counted
+    steps comes from the ini file even if the command has no option for it.
     """
     ini = read_ini(Path.cwd()).values
     values = {}

@@ -163,7 +163,7 @@ def _replaced(command: Sequence[str], cwd: Path, environment: Mapping[str, str])
 
 
 def _without_filters(cwd: Path) -> list[str]:
-    """Return a pathspec without the files that have a git filter, if the repository's filters are not run.
+    """Return a pathspec that excludes files with a git filter, if the repository's filters are not run.
 
     Without its filter (for example git-lfs), a file differs from the commit even if nobody has changed it.
     """

@@ -47,7 +47,7 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """The key in pytest's ini file, such as `perf_store`. The option has the same name in Python."""
+        """The key in pytest's ini file, such as `perf_store`. pytest stores the option by this name."""
         return self.spelled[2:].replace("-", "_")
 
     @property

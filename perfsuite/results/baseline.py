@@ -33,7 +33,7 @@ class Acceptance(Data):
 
     by: str
     date: str
-    commit: str | None  # the commit, at that time, of the repository that contains the baseline
+    commit: str | None  # the commit of the baseline's repository when the baseline was accepted
     reason: str | None = None
     # The commit whose code the newest launches ran. None if it is unknown, or if there were uncommitted
     # changes. It is often older than `commit`.

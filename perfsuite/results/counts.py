@@ -161,7 +161,7 @@ class KeptObjects(Data):
     graphs: int | None = None
     graph_holders: tuple[str, ...] = ()  # containers that hold some of these tensors
     # The lowest number of tensors with an autograd graph that were alive after a step. It also shows a leak
-    # that something ends regularly, for example into a buffer that is emptied whenever the training logs.
+    # into a buffer that is emptied regularly, for example whenever the training logs.
     # None: unknown, or each step keeps such tensors (`graphs`).
     graphs_left: int | None = None
     graphs_after: tuple[int, ...] = ()  # the numbers of these steps
@@ -222,8 +222,8 @@ class Counts(Data):
     kept: KeptObjects | None = None  # counted over many steps; None: unknown
     # Number of occurrences of an event or phase in the launch, on one rank; None: unknown.
     occurrences: int | None = None
-    # The next three fields are counted only for spans that are not steps, on one rank. They include the work
-    # of all occurrences of the span in the first step that contains it.
+    # The next three fields are counted only for spans that are not steps, on one rank. They cover the first
+    # step in which the span occurs, with all occurrences of the span in that step.
     # Bytes written to files by the saving functions that perfsuite knows; None: no such write was detected.
     bytes_written: int | None = None
     # Collectives in groups of several ranks, counted in the backends; None: unknown.
@@ -298,7 +298,7 @@ def has_smaller_input(before: Counts, now: Counts) -> bool:
 
 
 def _largest(inputs: Mapping[str, int]) -> int:
-    """Return the total number of elements in all lookups of the largest input."""
+    """Return the number of elements of the largest input, times the number of its lookups."""
     shapes = {name: map(int, re.findall(r"\d+", name.partition("[")[2])) for name in inputs}
     return max((inputs[name] * math.prod(sizes) for name, sizes in shapes.items()), default=0)
 

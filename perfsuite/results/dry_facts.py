@@ -49,11 +49,11 @@ class Fit(Data):
     reserved_upper: int
     reserved_expandable: int  # `reserved` with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`
     built: int = 0  # parameters of the whole model, if a rank has them on its device before sharding
-    # `allocated` up to the end of the first step, which includes building the model. 0: unknown, because
-    # perfsuite builds the model, and a dry run does not build it as a launch does.
+    # `allocated` up to the end of the first step, which includes building the model. It is unknown (0) if
+    # perfsuite builds the model, because a dry run does not build it as a launch does.
     start: int = 0
-    # The highest peak of live tensors in a counted step after the steps that the other fields describe, and
-    # the number of this step. None: no later step was counted, or its memory is unknown.
+    # The highest peak of live tensors in the counted steps after the reported step, and the number of the
+    # step with this peak. None: no later step was counted, or its memory is unknown.
     later: int = 0
     later_step: int | None = None
     outside: tuple[MemoryPart, ...]  # memory of the process outside the caching allocator

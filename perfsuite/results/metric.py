@@ -168,7 +168,7 @@ class PartOfStep(Metric):
 
     @property
     def floor(self) -> float:
-        """The largest change of the cost that is ignored: `PART_SHARE`, or `PART_S` for a short step."""
+        """The largest change of the cost that is ignored: `PART_S / step_s`, but at least `PART_SHARE`."""
         return max(PART_SHARE, PART_S / self.step_s) if self.step_s else PART_SHARE
 
     def cost(self, value: float) -> float:

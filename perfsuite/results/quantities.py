@@ -349,7 +349,7 @@ later."""
 KEPT = _of_kept("objects kept per step", attrgetter("total"))
 """Kept objects have no floor: even one object per step adds up, and makes garbage collection slower."""
 KEPT_GRAPHS = _of_kept("tensors with an autograd graph kept per step", attrgetter("graphs"))
-"""A graph takes more memory than the tensor that keeps it, because it keeps activations."""
+"""A graph takes more memory than the tensor that keeps it, because the graph keeps activations."""
 GRAPHS_LEFT = replace(
     _of_kept("tensors with an autograd graph after a step", attrgetter("graphs_left")),
     floor=lambda _: GRAPHS_FLOOR,

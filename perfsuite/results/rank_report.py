@@ -196,9 +196,7 @@ class RankReport(Sealed):
     # unknown.
     uptime_s: float | None = None
     loss: tuple[float, ...] = ()
-    loss_is_unknown: bool = (
-        False  # whether `loss` is empty because a loss scaler is not known. A note says why
-    )
+    loss_is_unknown: bool = False  # whether `loss` is empty because its scale is unknown. A note says why
     own_tokens_per_s: float | None = None  # of all ranks, reported by the framework; None: not reported
     memory: Memory | None = None
     flops: Flops | None = None

@@ -62,8 +62,8 @@ class Health(Data):
 
     # Name of the node. In a launch on several nodes: the node on which `foreign_cpu` plus `steal` is highest.
     node: str | None = None
-    # Number of samples. If it is 0, the only readings are those of the GPUs from before the launch. On a CPU,
-    # there are then no readings.
+    # Number of samples. If it is 0, only the GPUs have readings, and these are from before the launch. On
+    # a CPU, there are then no readings.
     samples: int = Field(ge=0)
     seconds: float  # time from the first sample to the last
     steps: int  # number of steps that ended in this time
@@ -131,7 +131,7 @@ class Figures(Data):
     gc_s_per_step: float | None = None
     """Mean seconds of Python's garbage collector per step, on the rank where it takes longest. Never
     judged."""
-    peak_memory_bytes: float | None = None  #: On the rank that used the most memory, like all memory figures.
+    peak_memory_bytes: float | None = None  #: The highest value of all ranks, like all memory figures.
     reserved_memory_bytes: float | None = None
     alloc_retries: float | None = None
     tflops_per_device: float | None = None
@@ -235,8 +235,8 @@ class Run(Document):
     """The counts of a step (`perfsuite.results.counts`); empty if it was not counted."""
     other_threads: int = 0
     """Number of Python threads, except the training thread, that started in a counted step, or used CPU time
-    in it. The number is that of the rank and the step with the most of these threads. The kernels of the
-    threads are not counted. Before Python 3.12, their calls are not counted either."""
+    in it. The number is the highest over all ranks and counted steps. The kernels of the threads are not
+    counted. Before Python 3.12, their calls are not counted either."""
     hidden: tuple[str, ...] = ()  #: Why a step was not counted: ranks did work that counting cannot observe.
     dry_facts: DryFacts | None = None  #: The predictions of a dry run; None for a launch.
     notes: tuple[str, ...] = ()  #: Remarks for readers of the figures.

@@ -80,8 +80,9 @@ class RunDir:
     lease = Below("lease")  # the driver's sign of life and its requests (`perfsuite.node.lease`)
     endpoint = Below("endpoint")  # rendezvous of the ranks, `HOST:PORT`: created by the driver, set by node 0
     files = Below("files")
-    """A directory for the files that a script writes, and from which it resumes if they exist at its start.
-    The agent of node 0 creates it empty. It is kept with the launch's other files."""
+    """A directory for the files that a script writes. A script that finds its files there at the start
+    resumes from them. The agent of node 0 creates the directory empty. It is kept with the launch's other
+    files."""
     checkpoints = Below("checkpoints")  # checkpoints that a framework resumes from; removed after the launch
     progress = Below("progress")
     """`STEPS TOKENS_PER_STEP`. Rank 0 writes the file before the first step, then at the end of a step but at

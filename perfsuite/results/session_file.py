@@ -263,8 +263,8 @@ class CaseChange(Data):
     # `new`: arm A's branch added the case after the branches diverged, so arm B has not lost it.
     kind: Literal["deleted", "changed", "re-marked", "deselected", "skipped", "new"]
     difference: str = ""  # between the arms: `micro_batch 2 -> 1`
-    # Whether the user certainly requested this case. False if the user gave ids of cases, because this case
-    # might not be one of them.
+    # Whether it is certain that the user requested this case. False if the user gave ids of cases, because
+    # this case might not be one of them.
     asked: bool = True
     does_other_work: bool = False
     """Whether the case has the same id in both arms but does different work, for example because of another

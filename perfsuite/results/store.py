@@ -61,7 +61,10 @@ FoundBaseline = Found[Baseline]
 
 
 def digest_of(baselines: Iterable[Found[Any] | None]) -> str | None:
-    """Return a digest of the content of these baselines. None values are ignored; None if all are None."""
+    """Return a digest of the content of these baselines, without None values.
+
+    Returns None if there are no other values.
+    """
     contents = [documents.plain(found.baseline) for found in baselines if found is not None]
     return documents.digest(contents) if contents else None
 
@@ -205,7 +208,7 @@ class SessionDir:
         return self.path / (f"{case_id}.{repetition + 1}" if repetition else case_id)
 
     def reference(self, case_id: str) -> Path:
-        """Return the directory of the launches of a case with the session's reference."""
+        """Return the directory of a case's launches with the session's reference."""
         return self.path / "reference" / case_id
 
     def new_case(self, case_id: str) -> Path:

@@ -86,7 +86,7 @@ class MachineStep(Data):
     """
 
     hardware_class: str
-    # Its levels are relative to the speed of the reference in the first session with a reference.
+    # The levels of the change are relative to the reference's speed in the first session with a reference.
     change: ChangePoint
     first_day: date  # day of the last session before the change, at 99% confidence
     last_day: date  # day of the first session after the change, at 99% confidence

@@ -65,7 +65,7 @@ COPIES = (
     "code of its commit or of the working tree: install it with pip install -e, and compare again"
 )
 ORIGIN = {"pkg_resources": " (pkg_resources is a part of older releases of setuptools, such as 80.9.0)"}
-"""Where a module comes from, if its name is not that of its package."""
+"""Module -> its origin, for a module whose package has another name."""
 FAILED_IMPORT = re.compile(r"(?:cannot import name '[^']*' from|No module named) '([^'.]+)")
 """Matches the message of a failed import. The group is the package from which something was imported."""
 
@@ -391,7 +391,7 @@ def _import_advice(arm: str, message: str) -> str:
     return (
         f"{arm} names only some packages and takes all others from your environment, and an import from "
         f"{package} failed. Check whether {package} and the package that imports it (see the traceback) fit "
-        f"the releases of {arm}. If one of them does not, add a release that fits to {arm}"
+        f"the releases of {arm}. If one of them does not, add a fitting release to {arm}"
         f"{ORIGIN.get(package, '')}"
     )
 

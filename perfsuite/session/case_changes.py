@@ -72,7 +72,7 @@ def case_changes(
 def _of_this_branch(
     changes: tuple[CaseChange, ...], arms: Sequence[Arm], selection: Selection, store: Path
 ) -> tuple[CaseChange, ...]:
-    """Mark a case as `new` if arm A added it after the arms diverged, because arm B has not lost such a case.
+    """Mark the cases that arm A added after the arms diverged as `new`: arm B has not lost these cases.
 
     No case is marked as new if the commit at which the arms diverged is unknown, or if the cases of that
     commit are unknown.
@@ -119,7 +119,7 @@ def _tests_of(arm: Arm, selection: Selection, store: Path) -> tuple[CollectedTes
 def _is_asked(test: CollectedTest, names: Mapping[Path, Sequence[str]]) -> bool:
     """Return whether a test was selected.
 
-    If node ids select tests of its file, only these tests were selected. Otherwise, the whole file was.
+    If node ids select tests of its file, only these tests were selected. If not, the whole file was selected.
     """
     file, _, name = test.nodeid.partition("::")
     parts = PurePosixPath(file).parts
@@ -139,8 +139,8 @@ def _paths(arm: Arm, selection: Selection) -> list[Path]:
         return kept
     own = Path(read_ini(there).directories().get("cases", there / CASES))
     here = Path(os.path.relpath(own, there))
-    # If the arm's directory of cases also exists here, it is not an old name of the selected directory. So
-    # the user did not select its cases.
+    # If the arm's directory of cases also exists here, it was not renamed to the selected directory, so the
+    # user did not select its cases.
     was_renamed = next(here.rglob("*.py"), None) is None
     return [own] if own.is_dir() and was_renamed else []
 

@@ -35,8 +35,8 @@ class Forecasts:
                 self._open[case_id] = facts.forecast
             return
         speed = result.figures.tokens_per_s
-        # `before` is set in comparisons. Leave them out: the packages and environment variables of an arm can
-        # differ from those of this environment.
+        # Leave out the results of comparisons (`before`): the packages and environment variables of an arm
+        # can differ from those of this environment.
         if speed is None or result.shared or result.before or result.no_evidence is not None:
             return
         self._tokens_per_s[case_id] = speed

@@ -144,7 +144,10 @@ _BEGINNING = 1_000_000  # number of bytes
 
 
 def report(value: str) -> Path:
-    """Parse the directory of a report. Raises `ValueError` if a file to be replaced is not perfsuite's."""
+    """Parse the directory of a report.
+
+    Raises `ValueError` if the report would replace a file that perfsuite did not write.
+    """
     if os.path.isfile(value):
         raise ValueError("a directory (this is a file)")
     for pattern, words in _REPORT_FILES.items():

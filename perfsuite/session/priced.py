@@ -70,7 +70,7 @@ def priced(verdict: Verdict, arms: Sequence[Run], logs: Sequence[Log]) -> Verdic
 
 
 def priced_launches(verdict: Verdict, run: Run) -> Verdict:
-    """Return the verdict on launches with naive prices on the changes of bytes and FLOPs."""
+    """Return a verdict on launches, with naive prices added to the changes of bytes and FLOPs."""
     if run.machine.device == "cpu":
         return verdict
     return priced(verdict, (run, run), (NO_LOG_OF_LAUNCHES, NO_LOG_OF_LAUNCHES))
@@ -265,8 +265,8 @@ def _collectives_alone_s(change: _Change, collective: Collective) -> float | Non
 def _link_bytes_per_s(collective: Collective, run: Run) -> float | None:
     """Return the rate of the link that a group of ranks uses; None if it is unknown.
 
-    Each device has an equal part of its machine's network. The members of the group on one machine use their
-    parts together.
+    Each device has an equal part of its machine's network. If the group spans machines, its rate is the sum
+    of the parts of its members on one machine.
     """
     machine = run.machine
     devices = run.case.topology.processes_per_node

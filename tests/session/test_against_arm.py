@@ -309,7 +309,7 @@ def test_failed_import_of_a_release_gets_advice(
         (sentence,) = advice
         assert f"an import from {package} failed" in sentence
         assert f"Check whether {package} and the package that imports it (see the traceback) fit" in sentence
-        assert "add a release that fits to arm A" in sentence
+        assert "add a fitting release to arm A" in sentence
 
 
 def test_advice_on_imports_is_given_by_counts_as_well(launches: Launches) -> None:

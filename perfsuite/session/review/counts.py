@@ -83,11 +83,11 @@ def accepted(
 ) -> CountBaseline | None:
     """Make the counts of the newest session's launches a baseline, and show how it differs from the old one.
 
-    Earlier sessions are left out. If an earlier session ran different code, its counts could differ from the
-    newest ones, and these counts would then never be judged. Launches whose counting method or versions
-    differ from those of the newest launch are also left out. Returns None if no launch was counted. Raises
-    `Refused` if the reviewed baseline has counts that the launches lack. Without a reason, also raises
-    `Refused` if a step does more work or computes something else than in the reviewed baseline.
+    Earlier sessions are left out, because they might have run different code. Some counts could then differ
+    between the launches, and such counts are never judged. Launches whose counting method or versions differ
+    from those of the newest launch are also left out. Returns None if no launch was counted. Raises `Refused`
+    if the reviewed baseline has counts that the launches lack. Without a reason, also raises `Refused` if a
+    step does more work or computes something else than in the reviewed baseline.
     """
     launches = [run for run in newest_session if can_be_accepted(run)]
     if not launches:
@@ -128,7 +128,7 @@ def _lost_quantities(before: CountBaseline, now: CountBaseline) -> list[str]:
 
     - quantities that depend on a version: Python calls, and host reads of an older counting method
     - quantities of a loader's worker, because not every launch can count them
-    - kept graphs, because they are unknown if kept objects are unknown
+    - kept graphs, because the kept objects are returned if both are unknown
 
     If only one side is compiled, `_OF_COMPILATION` is left out as well.
     """
