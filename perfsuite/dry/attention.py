@@ -4,7 +4,7 @@ The rules follow aten/src/ATen/native/transformers/cuda/sdp_utils.cpp of torch 2
 
 - On Hopper and Blackwell, cuDNN's kernel is preferred. This assumes a version of cuDNN after 9.15.
 - From Ampere on, flash attention comes next. Both kernels need a dtype of 16 bits and no mask. Flash
-  attention also needs values with heads of the size of the query's heads.
+  attention also needs heads of the same size in query and value.
 - Otherwise, torch uses the memory-efficient kernel. This kernel does not support shared key-value heads, and
   supports bfloat16 only from Ampere on. If no kernel can be used, for example because the tensors have
   three dimensions, torch uses plain operations.

@@ -47,7 +47,10 @@ class Kept:
         return [f"{KEPT}: {', '.join(paths[:NAMED])}{more}"]
 
     def remove_empty(self) -> None:
-        """Remove the empty files that are left if a checkpoint is written to a file object, but skipped."""
+        """Remove the empty files that the script has opened to write bytes.
+
+        Such a file remains if the script saves a checkpoint to a file object, because saving is skipped.
+        """
         for path in self._binary:
             with contextlib.suppress(OSError):
                 if os.path.isfile(path) and os.path.getsize(path) == 0:
@@ -190,7 +193,10 @@ class Kept:
 
 
 def _resolved(path: Any, dir_fd: int | None = None, *, follow: bool = False) -> str:
-    """Return the absolute path, with links in its directories resolved, and also its own with `follow`."""
+    """Return the absolute path, with the links in its directories resolved.
+
+    With `follow`, the path itself is also resolved if it is a link.
+    """
     text = os.fsdecode(path)
     if dir_fd is not None:
         text = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), text)

@@ -8,10 +8,10 @@ from perfsuite.worker.hooks.imports import AfterImport
 
 
 def when_imported(name: str, action: Callable[[ModuleType], object]) -> None:
-    """Call `action` with a module now if it is imported, otherwise directly after its import.
+    """Call `action` with a module: now if the module is imported, otherwise directly after its import.
 
-    perfsuite itself must not import it, because this would be recorded as an import by the script. An error
-    of `action` reaches the importer.
+    perfsuite itself must not import the module, because this would be recorded as an import by the script. An
+    error of `action` reaches the importer.
     """
     AfterImport({name: action}, _fail).begin()
 

@@ -124,7 +124,7 @@ def _replace_launchers(rank: int, world_size: int) -> None:
 
 
 def _elastic_variables(config: Any, rank: int) -> dict[str, str]:
-    """Return the variables that torchrun sets for a rank, from its `LaunchConfig`."""
+    """Return the variables that torchrun sets for a rank, from torchrun's `LaunchConfig`."""
     topology = Topology(nodes=config.max_nodes, processes_per_node=config.nproc_per_node)
     return {
         **rank_variables(topology, rank),
@@ -141,7 +141,7 @@ def place(passed: Iterable[tuple[FrameType, int]], *, in_libraries: bool = True)
     """Return the last line of the user's code in these frames, or None if there is none.
 
     If that line called a library other than torch, the last line in the library is added. Without
-    `in_libraries`, None is returned instead.
+    `in_libraries`, None is returned for such a line.
     """
     own = None
     library = None

@@ -89,7 +89,7 @@ class DryScript(DryRank):
         self.compilation.pretend()
 
     def _reads_invented_bool(self) -> None:
-        """Note the line of the script that reads a bool in a counted step, without knowing its value.
+        """Note the line of the script that reads a bool of unknown value in a counted step.
 
         Reads by libraries are not noted, because they are many, and most of them only check their arguments.
         """
@@ -101,7 +101,9 @@ class DryScript(DryRank):
             self.notes.append(note)
 
     def _makes_one_token(self, error: Exception) -> None:
-        self.notes.append(f"generate of transformers makes one token, whatever is asked: {error_text(error)}")
+        self.notes.append(
+            f"generate of transformers makes only one token, whatever its arguments are: {error_text(error)}"
+        )
 
     def _train(self) -> None:
         self.workload = self.framework.build(self.case, self.ranks, self.recorder)

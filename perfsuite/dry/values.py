@@ -161,8 +161,8 @@ _NOT_FILLED = (
     *(torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.empty_strided),
     *(torch.ops.aten.new_empty, torch.ops.aten.new_empty_strided, torch.ops.aten.empty_permuted),
 )
-"""Operators that return uninitialised memory. A collective of fake tensors does not fill this memory either.
-The tensors are filled with ones, the value that `_answer` returns."""
+"""Operators that return uninitialised memory. A collective of fake tensors does not fill this memory. The
+tensors are filled with ones, the value that `_answer` returns."""
 _MAKE_NUMBERS = (torch.ops.aten.randint, torch.ops.aten.randperm, torch.ops.aten.arange)
 
 
@@ -208,8 +208,8 @@ _KEEP_ANSWERS = frozenset(
         ),
     }
 )
-"""Operators whose result has the value that all elements of their tensors have. For a sum, this holds only if
-the value is 0."""
+"""Operators that keep a value: if all elements of their tensors have it, all elements of the result have it.
+For a sum, this holds only if the value is 0."""
 _COMBINE_ANSWERS = frozenset(
     {
         *("logical_not", "logical_and", "logical_or", "logical_xor", "bitwise_not", "bitwise_and"),
@@ -236,8 +236,8 @@ _TESTS = {
     for suffix in ("", "_")
     if hasattr(torch.ops.aten, name + suffix)
 }
-"""Operators that test for NaNs and infinities or continue such a test, with their names. Names have no `_`
-for an operator that works in place."""
+"""Operators that test for NaNs and infinities or continue such a test, with their names. The name of
+an operator that works in place is given without its final `_`."""
 
 
 def _answer_test(operator: Any, args: Any, out: Any) -> None:
