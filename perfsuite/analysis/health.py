@@ -120,7 +120,7 @@ def unequal_gpus(run: Run) -> list[str]:
 def is_shared(health: Health | None, machine: Machine) -> bool:
     """Return whether others used the machine more than is healthy.
 
-    Unlike throttling, such use can end soon, so that a later launch is healthy.
+    Unlike throttling, such use can end soon, and a later launch can then be healthy.
     """
     if health is None:
         return False
@@ -146,7 +146,7 @@ def _exceeds(value: float | None, bound: float) -> bool:
 
 
 def _few_cores(health: Health, whose: str) -> list[str]:
-    """Return a problem if others leave less than one core per rank, so that kernels start late."""
+    """Return a problem if others leave less than one core per rank, because kernels then start late."""
     ranks = sum(device.node == health.node for device in health.devices)
     if health.foreign_cpu is None or health.cores is None or not ranks or health.cores < ranks:
         return []

@@ -271,14 +271,14 @@ class _Replay:
         self._workspace_bytes = workspace_bytes
         self._waits_count = events_end == "when awaited"
         self._blocks: dict[int, Block] = {}  # by storage
-        self._work = defaultdict[int, int](int)  # number of marks in each stream
+        self._work = defaultdict[int, int](int)  # number of marks (points in the work) of each stream
         # By stream: its own latest mark, and the latest mark of each other stream for which it has waited.
         self._seen = defaultdict[int, dict[int, int]](dict)
         # By event: for each stream, the latest mark that the event includes.
         self._included: dict[int, dict[int, int]] = {}
         self._done: dict[int, int] = {}  # by stream: the latest mark that is known to be done
-        # Freed blocks that other streams have used. Before a block can be used again, its mark in each of
-        # these streams must be done.
+        # Freed blocks that other streams have used, each with its marks in these streams. A block can be used
+        # again when all its marks are done.
         self._retired: list[tuple[Block, dict[int, int]]] = []
 
     def apply(self, entry: Entry) -> None:

@@ -41,7 +41,7 @@ class _NoNccl:
 
 
 class _Generator(torch.Generator):
-    """The random state of a GPU. It has no values, as fake tensors have none."""
+    """The random state of a GPU. Like a fake tensor, it has no values."""
 
     def get_state(self) -> torch.Tensor:
         return RANDOM_STATE

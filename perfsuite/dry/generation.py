@@ -20,8 +20,8 @@ CRITERIA = "transformers.generation.stopping_criteria"
 
 _aten = torch.ops.aten
 _PASS_ON = {_aten.bitwise_not: 0, _aten.bitwise_and: 1, _aten.max: 0, _aten.eq: 0}
-"""Operators between the criteria and the question whether all sequences have ended, which is
-`(unfinished & ~criteria(...)).max() == 0`. The number is the position of the argument that decides."""
+"""The operators in `(unfinished & ~criteria(...)).max() == 0`, with which transformers asks whether all
+sequences have ended. The number is the position of the argument whose mark (`_mark`) passes to the result."""
 
 
 def pretend(criteria: Any) -> None:

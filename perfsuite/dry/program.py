@@ -124,7 +124,7 @@ def _replace_launchers(rank: int, world_size: int) -> None:
 
 
 def _elastic_variables(config: Any, rank: int) -> dict[str, str]:
-    """Return the variables that torchrun sets for a rank, from its `LaunchConfig`."""
+    """Return the variables that torchrun sets for a rank, from torchrun's `LaunchConfig`."""
     topology = Topology(nodes=config.max_nodes, processes_per_node=config.nproc_per_node)
     return {
         **rank_variables(topology, rank),

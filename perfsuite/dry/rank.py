@@ -180,7 +180,7 @@ class DryRank:
         self.plan.pretend()
 
     def _train(self) -> None:
-        """Train until all steps are counted, with the framework's `build` and the workload's `run`."""
+        """Train with the framework's `build` and the workload's `run` until all steps are counted."""
         plan = self.framework.plan(self.case)
         if plan.process_group != "library":
             dist.init_process_group()

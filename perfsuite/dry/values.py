@@ -161,8 +161,8 @@ _NOT_FILLED = (
     *(torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.empty_strided),
     *(torch.ops.aten.new_empty, torch.ops.aten.new_empty_strided, torch.ops.aten.empty_permuted),
 )
-"""Operators that return uninitialised memory. A collective of fake tensors does not fill this memory either.
-The tensors are filled with ones, the value that `_answer` returns."""
+"""Operators that return uninitialised memory. A collective of fake tensors does not fill this memory. The
+tensors are filled with ones, the value that `_answer` returns."""
 _MAKE_NUMBERS = (torch.ops.aten.randint, torch.ops.aten.randperm, torch.ops.aten.arange)
 
 

@@ -117,7 +117,7 @@ class Lightning(Framework):
 
         def step() -> None:
             if scaler is not None:
-                # Fabric does not unscale the gradients of a fused optimizer. This call also combines the
+                # Fabric does not unscale the gradients of a fused optimizer. `unscale_` also combines the
                 # overflows of all ranks. Without it, each rank would see only those in its own shard.
                 scaler.unscale_(optimizer.optimizer)
             optimizer.step()

@@ -54,7 +54,7 @@ class Script(Framework):
     """A Python file, which runs as `python PATH ARGUMENTS`. With several ranks, it runs once per rank, with
     torchrun's environment variables."""
     module: str | None = Field(default=None, min_length=1)
-    """A Python module, which runs as `python -m MODULE ARGUMENTS`, also once per rank."""
+    """A Python module, which runs as `python -m MODULE ARGUMENTS`. Like `path`, it runs once per rank."""
     command: tuple[Text, ...] | None = Field(default=None, min_length=1)
     """A command that starts its own ranks. Give separate words: `("torchrun", "--nproc-per-node=2",
     "train.py")`. The directory of the Python that runs pytest comes first on the command's PATH."""
@@ -266,7 +266,7 @@ class Script(Framework):
         return None
 
     def expected(self, case: Case) -> dict[str, str | None]:
-        """Return None for each setting that cannot be checked, because the case does not determine it."""
+        """Return None for each setting that cannot be checked for this case."""
         unseen = ["parameter_dtype", "optimizer_parameters"]
         if not case.model.config:
             unseen.append("attention")

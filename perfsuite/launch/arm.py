@@ -277,7 +277,7 @@ def _resolved(words: _Words, arm: Arm, root: Path, store: Path, installing: _Ins
 def _with_lock_file(
     arm: Arm, lock: str, worktree: Path, commit: str, store: Path, installing: _Installing | None
 ) -> tuple[Arm, _Installing | None]:
-    """Return the arm with the packages of a commit's lock file, and how further packages are installed."""
+    """Return the arm with the packages of a lock file, and the `_Installing` for further packages."""
     file = worktree / lock
     if not file.is_file():
         raise CaseError(
@@ -441,7 +441,7 @@ print(json.dumps(origins))
 
 
 def _copies(python: str, top: Path) -> tuple[str, ...]:
-    """Return the packages that were installed from directories of the repository without -e.
+    """Return the packages that were installed without -e from directories of the repository.
 
     Directories that git does not know, such as a clone of another project, do not belong to the commit.
     perfsuite itself is left out, because the facts about an arm already include its version.

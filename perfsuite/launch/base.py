@@ -29,7 +29,7 @@ class Launcher(ABC):
 
     @classmethod
     def is_default(cls) -> bool:
-        """Return whether sessions of this process use this launcher unless the user chooses another."""
+        """Return whether sessions of this process use this launcher by default."""
         return False
 
     @abstractmethod

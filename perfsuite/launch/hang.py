@@ -1,4 +1,4 @@
-"""Decide whether a job that takes no more steps hangs. Pure; imports nothing from perfsuite."""
+"""Decide from the signs of life of a job whether it hangs. Pure; imports nothing from perfsuite."""
 
 HANG_S = 120
 """A job counts as hanging only after this many seconds without a step. A rank that has finished training does

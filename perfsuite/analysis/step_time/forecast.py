@@ -67,7 +67,10 @@ class MeasuredCase(NamedTuple):
 
 
 def seconds_at(step: Expected, host: float) -> float:
-    """Return the time of a step if the host takes `host` times as long as assumed, by interpolation."""
+    """Interpolate the time of a step for a host that takes `host` times as long as assumed.
+
+    Above the largest factor in `step.by_host`, the time is extrapolated.
+    """
     points = step.by_host
     low, high = points[-2:]
     for before, after in pairwise(points):

@@ -56,9 +56,9 @@ def ranks_on_one_machine(apart: int, devices: int) -> int:
 def collective_s(call: Communicate, links: Links) -> float:
     """Return the seconds of a collective. Raises `PredictionError` if it needs a link that is unknown.
 
-    A collective takes the time in which each rank can send and receive its bytes (doc/PERFORMANCE.md of
-    nccl-tests) at the bus bandwidth. Between machines, all participating devices of a machine share the
-    machine's network, and their rings enter and leave the machine once.
+    The result is the latency plus the time that each rank needs to send and receive its bytes at the bus
+    bandwidth (doc/PERFORMANCE.md of nccl-tests). Between machines, all participating devices of a machine
+    share the machine's network, and their rings enter and leave the machine once.
     """
     ranks = call.ranks
     if ranks <= 1:

@@ -45,8 +45,8 @@ class Replays:
         self.step = step
         self._durations: dict[tuple[Device, Links], Durations] = {}
         self._periods: dict[MachineSpeeds, float] = {}
-        # Replays without communication do not depend on the bytes of collectives, so `same_calls` can share
-        # its results.
+        # Replays without communication do not depend on the bytes of collectives. So this object shares the
+        # results of such replays with `same_calls`.
         self._silent: dict[tuple[Device, HostTimes | None], float] = (
             {} if same_calls is None else same_calls._silent
         )

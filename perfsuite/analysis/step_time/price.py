@@ -54,8 +54,8 @@ def price(replays: Replays, group: Group, share: float, machine: MachineSpeeds) 
     """Return the price of a group's extra bytes.
 
     The other side of the comparison sends only the fraction `share` of the group's bytes. Raises
-    `PredictionError` if the step also uses a link of the other kind (within or between machines) whose rate
-    is unknown.
+    `PredictionError` if the group stays within one machine, but the step also has collectives between
+    machines, and the rate between machines is unknown.
     """
     step = replays.step
     other = Replays(with_bytes(step, group, share), same_calls=replays if share else None)
@@ -107,7 +107,7 @@ def _difference(replays: Replays, others: Sequence[Sequence[Entry]], machine: Ma
 def _with_merged(step: Sequence[Entry], merged: Sequence[Sequence[int]], place: int) -> list[Entry]:
     """Return a copy of the step in which several calls become one call, which sends the bytes of all of them.
 
-    Each entry of `merged` has the indices of such calls. The call at `place` among them is the one that
+    Each entry of `merged` has the indices of such calls, and the call at position `place` of the entry
     remains.
     """
     size_of: dict[int, int] = {}  # bytes of each remaining call, by index

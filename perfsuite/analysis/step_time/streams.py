@@ -27,7 +27,7 @@ from perfsuite.results.device_log import (
     StreamWait,
 )
 
-REPEATS = 3  # times that the step is replayed: the first ones fill the queues, and the last one is timed
+REPEATS = 3  # number of replays of the step: the first ones fill the queues, and the last one is timed
 ON_STREAMS = (Kernel, Communicate, CollectiveWait, RecordEvent, StreamWait, HostWait)
 """Entries that `_Clock` replays. All other entries only take time on the host."""
 CUT_SHORT = "the log of the dry run was cut short: {}. Repeat the dry run of the case"

@@ -37,8 +37,8 @@ Kind = Literal["object", "reader", "attribute"]
 `object`: the object itself. `reader`: a fast function that reads the attribute from any object that has it.
 In `Name.path`, the object or class before the attribute is only an example, on which perfsuite checks that
 the attribute exists. `attribute`: an `Attribute`, which looks up the attribute only when it is called with an
-object. This kind also works for attributes that are not in a class, but that the class's `__init__` sets on
-each instance.
+object. This kind also works for attributes that the class itself does not have, because its `__init__` sets
+them on each instance.
 """
 
 

@@ -34,7 +34,7 @@ def started(case: Case, config: Config | str, ranks: Ranks) -> tuple[Any, Iterat
 def resumed(case: Case, config: Config, ranks: Ranks) -> tuple[Any, Iterator[dict[str, Any]]]:
     """Train with one trainer and save a checkpoint. Return a new trainer that resumes from this checkpoint.
 
-    Also return the data for this trainer, which continues where the first trainer stopped.
+    Also return the data for this trainer. The data continue where the first trainer stopped.
     """
     before = copy.deepcopy(config)
     after = copy.deepcopy(config)
