@@ -206,7 +206,7 @@ def compare(
 ) -> ComparisonTable:
     """Return the published table with our measurement next to each published number.
 
-    By case id, `results` has the measurements, and `limits` has the rooflines of dry runs.
+    `results` has the measurements by case id. `limits` has the rooflines of dry runs by case id.
     """
     limits = limits or {}
     first, *others = comparison.quantities

@@ -88,8 +88,8 @@ ON_ONE_H200 = [
     ONE_H200.replace(**SMALL_LORA),
     ONE_H200.replace(**SMALL_LORA, quantization="8bit"),
     ONE_H200.replace(**SMALL_LORA, quantization="4bit"),
-    # Everything in 16 bits takes 8 bytes per parameter, 64 GB in total. bf16-mixed would take 16 bytes per
-    # parameter and leave no room for activations.
+    # If everything is in 16 bits, training takes 8 bytes per parameter, 64 GB in total. bf16-mixed would take
+    # 16 bytes per parameter and leave no room for activations.
     LARGE_ON_ONE_H200.replace(activation_checkpointing="full"),
     LARGE_ON_ONE_H200.replace(**SMALL_LORA),
     LARGE_ON_ONE_H200.replace(framework=DDP(), **LARGE_LORA, quantization="4bit"),

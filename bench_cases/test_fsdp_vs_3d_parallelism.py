@@ -28,12 +28,12 @@ FSDP_16 = Case(
     learning_rate=3e-4,
 )
 
-# We assume that "four examples per GPU" means a micro-batch of four for each replica. In its rows with
-# gradient accumulation, the blog accumulates as many micro-batches as a replica has ranks, so a step has as
-# many sequences as under FSDP: on 32 GPUs, 8 replicas x 4 micro-batches x 4 sequences = 128. The blog does
-# not say how tensor parallel ranks communicate, or whether sequences were full. These cases use nanotron's
-# default, ALL_REDUCE, and full sequences. In a dry run with torch's attention, which nanotron uses if
-# flash_attn is missing, each of the 32 GPUs of 80 GB holds 56.4 GiB of live tensors.
+# We assume that "four examples per GPU" means a micro-batch of four for each replica. In the blog's rows with
+# gradient accumulation, the number of accumulated micro-batches equals the number of ranks of a replica. A
+# step therefore has as many sequences as under FSDP: on 32 GPUs, 8 replicas x 4 micro-batches x 4 sequences =
+# 128. The blog does not say how tensor parallel ranks communicate, or whether sequences were full. These
+# cases use nanotron's default, ALL_REDUCE, and full sequences. In a dry run with torch's attention, which
+# nanotron uses if flash_attn is missing, each of the 32 GPUs of 80 GB holds 56.4 GiB of live tensors.
 THREE_D_16 = FSDP_16.replace(
     framework=Nanotron(dp=4, tp=4, pp=1), precision="bf16", activation_checkpointing="none"
 )

@@ -7,10 +7,10 @@ tokens). For one machine, the post gives the milliseconds per iteration for each
     1.4 B, activation checkpointing          8: 1024   16: 1097   32: 1575   64: 2748, 2700 with prefetching
     2.9 B, activation checkpointing          8: 2054   16: 2098 (best)   32: 3844
 
-On more machines, with a batch of 16, 4.4 B took 15,717 ms on 8 GPUs, and 8.4 B took 39,228 ms on 16 GPUs. (On
-4 GPUs, 2.9 B took 12,772 ms in that series, but 2098 ms in the series above.) minGPT computes attention
-without a fused kernel. "Prefetching" is BACKWARD_PRE, which is now torch's default. The other measurements
-were made without prefetching.
+On more machines, with a batch of 16, 4.4 B took 15,717 ms on 8 GPUs, and 8.4 B took 39,228 ms on 16 GPUs. (In
+the same series, 2.9 B took 12,772 ms on 4 GPUs, although the table above has 2098 ms.) minGPT computes
+attention without a fused kernel. "Prefetching" is BACKWARD_PRE, which is now torch's default. The other
+measurements were made without prefetching.
 """
 
 import pytest

@@ -42,7 +42,7 @@ RESUME = ACCUMULATION.replace(
     gradient_accumulation=1,
     max_warmup_steps=160,  # 0.1 s each
     steps=320,
-    timeout_s=1800,  # long enough for a slow disk: only a crash is the known issue, not a timeout
+    timeout_s=1800,  # long enough for a slow disk, because only a crash counts as the known issue
     known_issue=KnownIssue(url=f"{ISSUES}/221", failure="crash"),
 )
 RESUME_ON_ONE_NODE = RESUME.replace(

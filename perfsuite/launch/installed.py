@@ -20,7 +20,7 @@ from perfsuite.launch.installer import pip, run, would_install
 UV_LOCK = "uv.lock"
 DONE = ".installed"
 NO_FILES = ("--hash", "--index-url", "--extra-index-url", "-i ", "--pre", "--no-binary", "--only-binary")
-"""Options in a requirements file that do not refer to files of the commit."""
+"""A line of requirements that begins with one of these options does not refer to files of the commit."""
 _LOCAL_SOURCE = re.compile(r'source = \{ (path|directory|editable|virtual) = "(?!\.")')
 """Matches a package in a `uv.lock` that is installed from a local path, except the project itself."""
 
@@ -34,10 +34,10 @@ def environment(
 ) -> str:
     """Return the interpreter of a lock file's virtual environment, which is created once in `store`.
 
-    `lock` is in the worktree of `commit`. uv installs a `uv.lock` without its project. Any other file is
-    installed with `pip install -r`. Commits with the same requirements share an environment. `consent` is
-    called before a download, unless the plan is already `agreed`. Raises `PackageError` if the installation
-    fails.
+    `lock` is in the worktree of `commit`. uv installs the packages of a `uv.lock`, but not the project
+    itself. Any other file is installed with `pip install -r`. Commits with the same requirements share an
+    environment. `consent` is called before a download, unless the plan is already `agreed`. Raises
+    `PackageError` if the installation fails.
     """
     uv = uv_command(lock) if lock.name == UV_LOCK else None
     directory = _directory(lock, commit, store)

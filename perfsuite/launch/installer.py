@@ -69,7 +69,7 @@ sys.exit(main(sys.argv[1:]))
 Each entry has the package's name, file, address and, if the release was yanked, the reason.
 
 Some versions of pip download everything in `pip install --dry-run` before they report the packages (23.2
-does, 26.3 does not), but the user must consent to a download first. The names in `pip._internal` were seen in
+does, 26.3 does not), but the user must consent to a download first. The names in `pip._internal` exist in pip
 23.2. If these names are missing, or if pip does not call the replaced method, perfsuite reads the packages
 from the file of `--report`, although some versions of pip download before they write it. If an index has no
 separate metadata, `fast-deps` reads the dependencies of a wheel without downloading all of the wheel.

@@ -204,7 +204,7 @@ def _by_name(packages: Iterable[Package]) -> dict[str, Package]:
 def broken_by(changes: Mapping[str, Package], below: Environment, *, pins: bool = False) -> dict[str, str]:
     """Return the installed packages that `changes` would break, each with the reason.
 
-    Packages whose requirements are already unmet without `changes` are left out. With `pins`, only packages
+    A requirement that the installed version already fails to meet does not count. With `pins`, only packages
     that pin the version with `==` are returned.
     """
     broken = {}

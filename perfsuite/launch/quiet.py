@@ -25,7 +25,7 @@ from perfsuite.results.amounts import amount
 
 QUIET_S = 5.0  # the machine is quiet after this many seconds without other users
 LOOK_EVERY_S = 1.0
-WAIT_S = 120.0  # default maximum wait. Many builds and test runs end in this time, but no training
+WAIT_S = 120.0  # default maximum wait. Many builds and test runs end in this time, but training runs do not
 NAMED = 3  # maximum number of processes that a line names
 WORTH_NAMING = 0.02  # a process is named if it uses at least this share of the cores' time
 LONGEST_NAME = 40
