@@ -35,7 +35,7 @@ class Kept:
         self._free = {os.path.realpath(root) for root in roots}  # files in these directories are not kept
         self._scratch = scratch
         self._made: set[str] = set()  # files and directories that the script has created
-        self._binary: set[str] = set()  # files that were opened to write bytes
+        self._binary: set[str] = set()  # files that the script has created to write bytes
         self._instead: dict[str, str] = {}  # files in `scratch`, by the file that each replaces
         self.paths: dict[str, None] = {}  # what was kept, in order
 
@@ -88,7 +88,7 @@ class Kept:
             if not ({*mode} & {*"wax"} or self._instead):
                 return real(file, mode, *args, **kwargs)  # the most frequent case
             path = os.path.realpath(os.fsdecode(file))
-            if {*mode} & {*"wx"} and "b" in mode:
+            if {*mode} & {*"wx"} and "b" in mode and not os.path.lexists(path):
                 self._binary.add(path)
             there = self._instead_of(path, creates=bool({*mode} & {*"wax"}), overwrites="w" in mode)
             return real(there or file, mode, *args, **kwargs)

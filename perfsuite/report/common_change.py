@@ -38,7 +38,7 @@ def sentences(results: Iterable[Measurement], reference: SessionReference | None
 
 
 def _cause(verdicts: Sequence[Verdict]) -> str:
-    """Name what changed in all of the cases that share a change."""
+    """Name the versions, settings and counts that changed in all of these cases."""
     first = verdicts[0].changed if verdicts else ()
     changed = [change for change in first if all(change in other.changed for other in verdicts)]
     return f"Changed in all of them: {', '.join(changed)}" if changed else NOTHING

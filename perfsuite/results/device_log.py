@@ -149,7 +149,7 @@ class DeviceLog:
         self.entries: list[Entry] = []
         self.stream = 0  # number of the current stream
         self.is_open = True
-        self._streams = 0  # number of streams without the default stream
+        self._streams = 0  # number of streams, not including the default stream
         self._events = 0
         self._collectives = 0
 

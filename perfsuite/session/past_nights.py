@@ -24,7 +24,7 @@ DAY = 8  # number of characters of a session's name that give its day, as in `20
 
 
 def noise_of_class(hardware_class: str, baselines: BaselineStore, store: Store) -> ClassNoise:
-    """Estimate the noise of a hardware class from its baselines and from past sessions with their code."""
+    """Estimate the noise of a hardware class from its baselines and from past sessions of the same code."""
     of_class = baselines.of_class(hardware_class)
     return class_noise(of_class, nights_of(of_class, store.results()))
 

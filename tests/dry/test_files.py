@@ -63,6 +63,14 @@ class TestKept:
         with lock.open("w") as file:
             assert file.name == str(lock)
 
+    def test_an_empty_file_that_existed_stays(self, tmp_path: Path) -> None:
+        (tmp_path / "mine").touch()
+        kept = Kept(tmp_path / "scratch")
+        with kept.replaced(), (tmp_path / "mine").open("wb"):
+            pass
+        kept.remove_empty()
+        assert (tmp_path / "mine").exists()
+
     def test_a_file_is_not_renamed_over(self, real: Path) -> None:
         new = real.with_suffix(".tmp")
         new.write_text("other")

@@ -23,6 +23,7 @@ WORKER_ONLY = (
     "perfsuite.dry.compilation",
     "perfsuite.dry.cuda",
     "perfsuite.dry.decisions",
+    "perfsuite.dry.generation",
     "perfsuite.dry.operators",
     "perfsuite.dry.program",
     "perfsuite.dry.rank",

@@ -29,7 +29,7 @@ SimuMax measured these products on an A100 (configs/system/a100_pcie.json)."""
 SPLITS = (1, 2, 3, 4, 6, 8)  # numbers of parts into which the inner dimension of a product can be split
 SHORTEST_SPLIT = 512
 SPLIT_SPEED = 0.93  # relative speed of a product whose parts must be added
-RAMP = 128  # beginning and ending a tile takes as long as this many elements of the inner dimension
+RAMP = 128  # the begin and the end of a tile take as long as this many elements of the inner dimension
 TRANSPOSED_SPEED = 0.95  # for a product whose first operand is transposed, as in gradients of weights
 
 SMALL_HEAD = 64

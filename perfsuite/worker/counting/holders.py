@@ -195,7 +195,7 @@ def _union(masks: Iterable[int]) -> int:
 def _holders(level: list[_Link], ignored: Sequence[Any], *, follows_frames: bool) -> Iterator[_Link]:
     """Yield a link for each holder of an object in `level`. Holders in `ignored` are left out.
 
-    With `follows_frames`, frames that no longer run are holders, such as those of a caught exception.
+    With `follows_frames`, frames that no longer run, such as those of a caught exception, are holders.
     """
     running = _running() if follows_frames else set()
     by_identity = defaultdict[int, list[_Link]](list)
