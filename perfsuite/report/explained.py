@@ -27,7 +27,7 @@ class Explained:
 
     verdict: str  # the outcome and its evidence, such as `regressed after 3 launches`
     why: Sequence[str]  # causes of a regression, the most certain cause first
-    reasons: Sequence[str]  # why the case failed if no metric shows it, and why launches were set aside
+    reasons: Sequence[str]  # what no metric shows, such as why the case failed or why launches were set aside
     decisive: Sequence[str]  # the checks that decided the verdict
     checks: Sequence[str]
     counts: str | None  # the verdict on the counts; None: the counts were not judged

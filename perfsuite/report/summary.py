@@ -28,7 +28,7 @@ NOTES_SHOWN = 5  # maximum number of different notes on cases that need no actio
 # Maximum number of sentences on changes to files that affect verdicts. results.json has all of them.
 MOST_JUDGE_CHANGES = 30
 UNCLAIMED_SHOWN = 10  # maximum number of names in the list of baselines without a case
-LONGEST_SENTENCE = 160  # maximum length of a finding in a table, without its cost, in characters
+LONGEST_SENTENCE = 160  # maximum length of a finding in a table, in characters. The cost is not included
 JUDGED_ALL_THE_SAME = ("unlike", "loss")
 """Failures after which metrics are still judged, to show regressions. This is possible because the launches
 ran to the end."""

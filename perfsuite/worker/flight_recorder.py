@@ -149,7 +149,7 @@ def groups_of(
 def _newest(calls: list[CollectiveCall]) -> tuple[CollectiveCall, ...]:
     """Return the newest calls, and the oldest call that is not done.
 
-    That call is needed because another rank might not have made it.
+    The oldest call is needed because another rank might not have made it.
     """
     kept = calls[-MOST_CALLS:]
     is_open = next((call for call in calls if not call.is_done), None)

@@ -246,6 +246,6 @@ def _warm_up(device: Any, *, counts: bool) -> None:
         from perfsuite.worker.counting.steps import warm_up
 
         # Load the modules for counting before host memory is first read, because host memory includes these
-        # modules. A GPU's memory does not.
+        # modules. The memory of a GPU does not include them.
         if counts and device.type == "cpu":
             warm_up()

@@ -51,7 +51,7 @@ NO_FAULT_OF_THE_CODE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 OUT_OF_MEMORY = "can't allocate memory|out of memory"
 OF_NCCL = "NCCL error"
 LAST_ERROR = re.compile(r"Last error:[ \t]*\n?[ \t]*(?!Exception raised from)(\S.*)")
-"""Matches the line of an NCCL message that names the cause. It is several lines below the first line."""
+"""Matches the line that names the cause in an NCCL message. It is several lines below the first line."""
 NCCL_ASKED = "NCCL asked for this memory, which does not belong to torch's allocator"
 GRAPHS_UNKNOWN = "it is unknown whether torch.compile made graphs: this version of torch does not count them"
 LEAVE_S = 30  # seconds within which a rank must exit after its last measurement. Then an alarm ends it
@@ -188,7 +188,7 @@ class Rank:
             self._start()
 
     def _start(self) -> None:
-        self._tell_progress()  # do this first, because the file system can be slow
+        self._tell_progress()  # before the clock starts, because the file system can be slow
         if self.request.metrics:
             report = self.report
             self._extra = ExtraMetrics(self.request.metrics, self.model, report.rank, report.world_size)
@@ -278,7 +278,7 @@ class Rank:
         )
         try:
             observer.check(observed)
-        except errors.MismatchError as error:  # all ranks get this error, so no rank waits for another one
+        except errors.MismatchError as error:  # all ranks get this error, so no rank waits for another rank
             return report.replace(failure=failure_of(error, report.rank))
         return report
 
@@ -314,7 +314,10 @@ class Rank:
         return {} if phases.spans is None else phases.spans.times()
 
     def _counts(self, counting: Counting) -> Counts | None:
-        """Return all counts, also of loader workers, kept objects and spans. None if no step was counted."""
+        """Return all counts, including those of loader workers, objects that steps keep, and spans.
+
+        Returns None if no step was counted.
+        """
         counts = counting.result()
         if counts is None:
             return None
@@ -426,10 +429,10 @@ def failure_of(error: BaseException, rank: int) -> Failure:
 
 
 def _in_a_line(error: BaseException) -> str:
-    """Return the class and the first line of an error, followed by those of the error that caused it.
+    """Return the class and the first line of an error, then the class and the first line of its root cause.
 
-    The cause is needed because libraries that import lazily raise an error of their own, and its message
-    might only say where to look for the cause.
+    The cause is needed because a library that imports lazily raises an error of its own. The message of that
+    error might only say where to look for the cause.
     """
     message = _class_and_message(error)
     root = _root(error)

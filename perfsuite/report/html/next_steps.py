@@ -90,7 +90,7 @@ def _acceptance(result: Measurement, session: SessionFile) -> Iterator[NextStep]
 
 
 def _way(result: Measurement) -> tuple[str, ...]:
-    """Return the option with which `compare` or `bisect` judges the same kind of evidence as this result.
+    """Return the option that makes `compare` or `bisect` judge the kind of evidence behind this result.
 
     It is `--dry` or `--counts`. There is no option for times.
     """

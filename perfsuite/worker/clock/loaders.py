@@ -44,9 +44,9 @@ _settings: set[str] = set()  # settings of the loaders that have begun to yield 
 class DataWait:
     """Records how long the training thread waits for batches in each step.
 
-    If loaders give batches to other threads as well, the training might get these batches from a queue, and
-    wait for them unseen. The data wait is then unknown, unless the training thread gets batches from the
-    loader that is named in the case.
+    If loaders give batches to other threads as well, the training might get these batches from a queue. A
+    wait for a queue is not seen. The data wait is then unknown, unless the training thread gets batches from
+    the loader that is named in the case.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PROGRESS_EVERY_S = 0.5
 UNSETTLED_STEPS = 2  # number of steps at the start of a launch. Their times do not represent later steps
-USUAL_OF_STEPS = 20  # number of recent steps whose median estimates the length of the running step
+USUAL_OF_STEPS = 20  # number of recent steps whose median time estimates the length of the running step
 
 
 class Recorder:

@@ -91,7 +91,8 @@ def call_of(
 def _group(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the process group of a call.
 
-    Operators of c10d get the group as an object. Other operators get its name, as their last string.
+    Operators of c10d get the group as an object. Other operators get the name of the group, as their
+    last argument that is a string.
     """
     given = (*args, *kwargs.values())
     for value in given:

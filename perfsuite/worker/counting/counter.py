@@ -118,9 +118,10 @@ HOST_READS = frozenset({
 """Operators that make the host wait for a value of a device tensor, or for the shape of a result."""
 BY_A_MASK = frozenset({"aten.index", "aten.index_put", "aten.index_put_"})
 """Operators that make the host wait if an index is a mask. The host does not wait if a single value is
-written to the masked elements, because torch then calls `masked_fill_`, which does not need their number."""
+written to the masked elements, because torch then calls `masked_fill_`, which does not need the number of
+masked elements."""
 MOST_OPERATORS = 5000
-"""In a counted step, garbage is collected whenever this many operators have run, as in a long rollout."""
+"""In a counted step, garbage is collected each time this many operators have run, for example in rollouts."""
 DEVICE = torch.ops.prim.device.default
 """The operator that returns the device of a fake tensor. It is called when C++ code reads `device`."""
 COMPOSITE = "CompositeImplicitAutograd"

@@ -92,7 +92,7 @@ class NormBeforeClipping:
         return not ids.isdisjoint(map(id, self._others())) and ids.isdisjoint(own)
 
     def backward_ended(self) -> None:
-        """Read the norm after a backward. After the last backward of a step, it covers all micro-batches.
+        """Read the norm after a backward. After a step's last backward, the norm covers all micro-batches.
 
         If the norm is infinite when gradients are clipped, fp16's loss scaler skips this step. The norm is
         then read again after the next backward.

@@ -61,7 +61,7 @@ class Watch:
     def reasons(self, counter: StepCounter, counts: Counts, model: nn.Module) -> tuple[str, ...]:
         """Return the reasons why the step did more work than `counts` says.
 
-        After `counter` has been left, call this before doing anything else.
+        Call this after `counter` was exited, and before the training continues.
         """
         one_sided = [name for name in counts.ops if name.startswith(ONE_SIDED)]
         gradients = _gradients(self.stepped)

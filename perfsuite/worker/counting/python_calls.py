@@ -129,7 +129,7 @@ class PythonCounter:
         try:
             if at == "start":
                 self._watch.is_collecting = self._watch.pause()
-        except Exception:  # Python would print it, and go on
+        except Exception:  # Python would only print the error, and go on
             self._is_whole = False
 
     def _collection_ends(self, at: str, _: Any) -> None:
@@ -247,7 +247,7 @@ class _Monitoring:
             return False
         events = MONITORING.events
         begin = (events.PY_START, events.PY_RESUME, events.PY_THROW)  # resuming a generator counts as a call
-        # When a generator whose calls are not counted yields, counting resumes for the calls of its consumer.
+        # At the `yield` of a generator with uncounted calls, counting resumes for the calls of its consumer.
         end = (events.PY_RETURN, events.PY_UNWIND, events.PY_YIELD)
         self._thread = _OfThread()
         MONITORING.use_tool_id(MONITORING.PROFILER_ID, OURS)

@@ -62,9 +62,10 @@ def _to_a_note(method: Callable[..., None]) -> Callable[..., None]:
 class Counting:
     """Keeps a `StepCounter` active in some steps, but not between steps.
 
-    The rank calls `before_optimizer_step` before each optimizer step. When a step has ended, it calls
-    `end_step` before anything else. Just before the next step begins, it calls `begin_step`. `model` is
-    called between steps, and returns the trained model. `listener` is notified of the calls in counted steps.
+    The rank calls `before_optimizer_step` before each optimizer step. When a step has ended, the rank
+    calls `end_step` before anything else. Just before the next step begins, the rank calls `begin_step`.
+    `model` is called between steps, and returns the trained model. `listener` is notified of the calls in
+    counted steps.
 
     Errors become notes, and never reach the training. There is one exception: the constructor raises
     `PrivateNameError` if torch does not distinguish forward from backward.
@@ -431,7 +432,7 @@ def warm_up() -> None:
 
 
 def leave(counter: StepCounter) -> bool:
-    """Leave the counter's mode, even if it is below other modes. Return whether it was still active."""
+    """Exit the counter's mode, even if it is below other modes. Return whether it was still active."""
     if not counter.is_entered:
         return False
     was_there = any(mode is counter for mode in current_dispatch_mode_stack())

@@ -32,8 +32,8 @@ def of(name: str) -> Library | None:
 def imported() -> list[Library]:
     """Return the libraries that are imported and that a framework describes.
 
-    If a framework of another package is broken, it is left out. The hooks that run when its library is
-    imported report the error.
+    If a framework of another package is broken, it is left out. The error is reported by the hooks that
+    run when the library of the framework is imported.
     """
     libraries = [framework.library for framework in _imported_frameworks()]
     return [library for library in libraries if library is not None]

@@ -129,8 +129,8 @@ class NamedFunction:
 class Search:
     """Finds named functions after the script has defined them, and before it calls them.
 
-    If a function is defined in `__main__`, only a profile function can run between its definition and its
-    first call. A profile function makes all Python code slower. It is therefore removed during imports of
+    Only a profile function can run between the definition of a function in `__main__` and the first call of
+    that function. A profile function makes all Python code slower. It is therefore removed during imports of
     modules that cannot define a missing function. It is removed for good when all functions are found, or
     when the first step begins. The profile function looks for the functions only if a name has been bound to
     another object.

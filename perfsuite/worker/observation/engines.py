@@ -23,7 +23,7 @@ from perfsuite.worker.hooks import libraries
 from perfsuite.worker.hooks.imports import AfterImport
 
 _living: weakref.WeakSet[Any] = weakref.WeakSet()  # engines that were created or stepped since `watch`
-_created: list[Engine] = []  # kinds of engines created since `watch`, even if these are gone or incomplete
+_created: list[Engine] = []  # kinds of engines created since `watch`. The engines can be gone or incomplete
 _imports: AfterImport | None = None
 notes: list[str] = []  # reasons why some engines are not noticed
 
@@ -32,9 +32,9 @@ def watch() -> None:
     """Notice each engine that is created from now on.
 
     Call this as soon as torch has been imported. The class of an engine is watched after the module of the
-    class has been executed. If this module itself has imported torch, the module is still being executed when
-    `watch` is called, so call `look_again` later. If an engine was created before its class was watched, the
-    engine is noticed at its first step.
+    class has been executed. If that module has itself imported torch, it is still being executed when `watch`
+    is called, so call `look_again` later. If an engine was created before its class was watched, the engine
+    is noticed at its first step.
     """
     global _imports
     notes.clear()

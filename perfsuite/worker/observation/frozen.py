@@ -18,7 +18,7 @@ def has_training_frozen() -> bool:
 
     This only compares two numbers: the number of all frozen objects, and the number of objects that were
     frozen before the training or by `unfrozen`. If n of the objects in the second number have been freed
-    since, the function does not notice up to n objects that the training has frozen.
+    since, the training can freeze up to n objects unnoticed.
     """
     return gc.get_freeze_count() > _not_by_training
 

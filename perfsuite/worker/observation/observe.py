@@ -121,8 +121,8 @@ class Observer:
         self._after = replicas.fingerprint(self.model)
         settings = {
             **self._settings,
-            # With FSDP1, all parameters that a rank holds can be frozen. Such a rank cannot see a change, so
-            # it records `yes`.
+            # With FSDP1, a rank might hold only frozen parameters. Such a rank cannot see a change, so it
+            # records `yes`.
             "parameters_changed": "yes" if self._after != self._before or not self._before else "no",
             "compiled": _compiled(),
         }
@@ -375,7 +375,7 @@ def _attention(model: nn.Module) -> dict[str, str]:
         return {"attention": NO_CONFIGURATION}
     if has_attention(config):
         return {"attention": attn_implementation(config)}
-    # transformers uses mamba_ssm if it can be imported, and otherwise its own loop, without a message.
+    # transformers uses mamba_ssm if it can be imported. Otherwise, it uses its own loop, and does not say so.
     return {"attention": NO_ATTENTION, "mamba_ssm": "loaded" if "mamba_ssm" in sys.modules else "none"}
 
 

@@ -46,11 +46,11 @@ class Optimizers:
     `wanted` is the name of a class, optionally with a number: `AdamW:2` is the second optimizer of that
     class.
 
-    A script can rebuild the clock's optimizer. A new optimizer replaces the old one as the clock if both have
-    the same class, and if one of the two has all parameters of the other. If each of the two has parameters
-    that the other does not have, they are assumed to step in turn, and the old one remains the clock. An
-    optimizer that already existed when the clock began might alternate with the clock. It becomes the clock
-    only if it steps twice in a row.
+    A script can rebuild the optimizer that is the clock. A new optimizer replaces the old one as the clock if
+    both have the same class, and if one of the two has all parameters of the other. If each of the two has
+    parameters that the other does not have, they are assumed to step in turn, and the old one remains the
+    clock. An optimizer that already existed when the clock began might alternate with the clock. It becomes
+    the clock only if it steps twice in a row.
     """
 
     def __init__(self, wanted: str | None = None) -> None:
@@ -85,8 +85,8 @@ class Optimizers:
     def is_clock(self, optimizer: Any) -> bool:
         """Return whether the steps of `optimizer` are steps of the clock.
 
-        An optimizer that has never stepped might be a wrapper of the clock. It then has the clock's
-        parameters.
+        An optimizer that has never stepped might be a wrapper of the clock. It is regarded as one if it has
+        any of the clock's parameters.
         """
         stepping = self._living.get(optimizer)
         if stepping is not None:
@@ -153,7 +153,7 @@ class Optimizers:
         return self._living[optimizer]
 
     def _earlier_like(self, new: Stepping) -> Stepping | None:
-        """Return the entry of an earlier optimizer of this kind that no longer exists, or None.
+        """Return the entry of an earlier, freed optimizer of this kind, or None if there is none.
 
         A script can build an inner optimizer in every step, as in meta-learning. All of these optimizers
         share one entry. An optimizer that might be the clock has an entry of its own.

@@ -2,7 +2,7 @@
 
 A scaler is an object of torch's `GradScaler` or of a class that derives from it. FSDP1, accelerate, the
 Trainer, Lightning and the `torch_autocast` mode of DeepSpeed use these classes. A scaler multiplies the loss
-by its scale. If the gradients overflow, it does not call the optimizer's step, and lowers its scale.
+by its scale. If the gradients overflow, the scaler skips the optimizer's step, and lowers the scale.
 """
 
 from __future__ import annotations

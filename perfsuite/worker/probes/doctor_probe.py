@@ -141,7 +141,7 @@ def bare_s(run: Run, device: torch.device) -> float:
 
 
 def under_the_clock(run: Run, device: torch.device) -> Recorder:
-    """Measure a block of `STEPS` steps in the same way as a rank, and return its recorder."""
+    """Measure a block of `STEPS` steps in the same way as a rank, and return the block's recorder."""
     timer, probe = clock_for(device)
     recorder = Recorder(timer, probe=probe)
     recorder.collector = CollectorClock(timer.host)

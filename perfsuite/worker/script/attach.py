@@ -55,7 +55,7 @@ with contextlib.suppress(Exception):
     import perfsuite.worker.counting.loader_workers  # noqa: F401
 
 # If there is no optimizer step in this many backward passes, the launch fails. If ten steps of the case need
-# more passes, that number is used instead.
+# more passes, the limit is the number of passes in ten steps.
 PASSES_WITHOUT_A_STEP = 100
 
 CAPTURED = (
@@ -349,7 +349,7 @@ class Attached:
     def _write(self, rank: ScriptRank, report: RankReport) -> None:
         rank.write(report)
         self.state = "over"
-        # Check this after writing the report. If another process claims the rank later, it will see the
+        # Check this after writing the report. A process that claims the rank after this check will see the
         # report.
         if rank.claim.is_twice():
             rank.write(report.replace(failure=failure_of(rank.claim.twice(), report.rank)))

@@ -27,7 +27,7 @@ class Losses:
     In the second step, the graph of each loss is searched for parameters of the clock's optimizer. If the
     graphs of some losses lead to such a parameter, only these losses count in the second step. In all other
     steps, only the losses at the same positions count. If no graph leads to such a parameter, all losses
-    count. This happens with FSDP, where graphs do not end in the optimizer's tensors.
+    count. With FSDP, no graph does, because graphs do not end in the optimizer's tensors.
 
     If the first step has more losses than the second step, its extra losses at the beginning do not count.
     They were not part of the training.
@@ -149,8 +149,8 @@ class Passes(Losses):
 def loss_of(tensors: Any) -> Tensor | None:
     """Return the tensor (of any size) on which backward is called, or None if this call does not train.
 
-    A call does not train if it recomputes activations inside another backward. It does not train either if it
-    is on the meta device, where it only counts operations without data.
+    A call does not train if it recomputes activations inside another backward. A call on the meta device does
+    not train either, because it only counts operations without data.
     """
     if isinstance(tensors, list | tuple) and len(tensors) == 1:
         tensors = tensors[0]

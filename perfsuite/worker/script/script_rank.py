@@ -85,7 +85,7 @@ class Claim:
         """Record that this process is about to train as this rank. Return its relation to other processes:
 
         - `first`: no other process has trained as this rank
-        - `next`: the previous process that trained as this rank has ended by itself
+        - `next`: the previous process that trained as this rank ended or crashed before it was measured
         - `child`: an ancestor of this process trains as this rank
 
         Raises `MismatchError` if another process trains as this rank, or has been measured as this rank.
@@ -109,7 +109,7 @@ class Claim:
             has_ended_by_itself = report.failure is not None and report.failure.kind in ENDED
         if has_ended_by_itself:
             return "next"
-        self._add(TWICE)  # this line informs the first process, which does not know about this one
+        self._add(TWICE)  # this line tells the first process that this process has trained
         raise self.twice()
 
     def give(self, evidence: RankEvidence) -> None:
@@ -264,8 +264,8 @@ class ScriptRank(Rank):
             loss = () if self._losses is None else self._losses.of_steps(self.case.gradient_accumulation)
         except MismatchError as error:  # report the failure, but keep all measurements
             return report.replace(failure=failure_of(error, report.rank))
-        # Count FLOPs last. Counting builds a model, and only now is it known which share of the weights is
-        # frozen.
+        # Count FLOPs last, because counting builds a model, and because it needs the share of frozen weights,
+        # which is known only now.
         flops = count_known(self.case, frozen_share=finetuning.frozen_share(self.observer.model))
         report = report.replace(flops=with_float8(flops, self.observer.model))
         if why_unknown is not None:

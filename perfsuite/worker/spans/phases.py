@@ -100,7 +100,7 @@ def watched(function: F, name: str, *, is_event: bool = False, is_wait: bool = F
 
     @functools.wraps(function)
     def watched(*args: Any, **kwargs: Any) -> Any:
-        recorder = None if is_compiling() else spans  # kept, because `spans` can be None when the call ends
+        recorder = None if is_compiling() else spans  # keep `spans`: it can be None when the call ends
         span = None if recorder is None else recorder.begin(name, is_event=is_event, is_wait=is_wait)
         if recorder is None or span is None:
             return function(*args, **kwargs)

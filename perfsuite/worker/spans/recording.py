@@ -245,9 +245,9 @@ class Spans:
     def open_for(self, seconds: float) -> str | None:
         """Return the name of a span that has run for at least `seconds`, or None if there is no such span.
 
-        A span is ignored if a step has ended since the span began. The exception is work that a span left to
-        other threads. It counts until it has ended, because the training can wait for it in ways that are not
-        seen.
+        A span is ignored if a step has ended since the span began. This does not apply to work that a span
+        left to other threads. Such work counts until it has ended, because the training can wait for it in
+        ways that are not seen.
         """
         before = self._meters.now() - seconds
         open_spans: list[Span] = [*self._open.get(self._thread or 0, ())]
@@ -333,8 +333,9 @@ class Spans:
             return counts
         if span.left.is_mixed or not span.left.is_over():
             self.note(
-                f"{span.name}: the bytes written by the first one are unknown, because it was still being "
-                f"written when {'the next one began' if span.left.is_mixed else 'the last step ended'}"
+                f"{span.name}: the bytes written by the first one are unknown, because its work in the "
+                "background was still running when "
+                f"{'the next one began' if span.left.is_mixed else 'the last step ended'}"
             )
             counts = counts.replace(bytes_written=None)
         return counts.replace(collectives_begun=None)  # a background thread might have begun collectives

@@ -248,8 +248,8 @@ def test_write_unfinished_at_the_end_is_unknown(spans: Spans) -> None:
     write_behind(spans)
     assert counts(spans).bytes_written is None
     assert spans.notes == [
-        f"{SAVE}: the bytes written by the first one are unknown, because it was still being written when "
-        "the last step ended"
+        f"{SAVE}: the bytes written by the first one are unknown, because its work in the background "
+        "was still running when the last step ended"
     ]
 
 
@@ -260,7 +260,7 @@ def test_what_two_write_at_once_is_unknown(spans: Spans) -> None:
     write_behind(spans)
     first.set_result(None)
     assert counts(spans).bytes_written is None
-    assert spans.notes[0].endswith("it was still being written when the next one began")
+    assert spans.notes[0].endswith("its work in the background was still running when the next one began")
 
 
 def test_background_work_hides_collectives(spans: Spans) -> None:
