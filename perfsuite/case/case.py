@@ -206,7 +206,7 @@ class Case(Data):
             error = hardware_error(name)
             if error is not None:
                 raise ValueError(
-                    f"unknown hardware {name!r}: {error}. Give a family with or without memory and form "
+                    f"unknown hardware {name!r}: {error}. Give a family, optionally with memory and form "
                     "factor, such as 'h100', 'a100-80gb' or 'h100-80gb-sxm'; 'gpu' is any GPU"
                 )
         if not hardware:

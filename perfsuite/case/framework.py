@@ -32,7 +32,7 @@ class Promises:
     takes: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     """Field of a case -> the values that are supported. A case with another value is refused."""
     loss: LossRule | None = "falls"  # rule for losses. None: losses are not observed, and each run says so
-    tokens_vary: bool = False  # whether the number of tokens varies between steps. It is then not checked
+    tokens_vary: bool = False  # whether the number of tokens varies between steps. If so, it is not checked
     # Whether the parameters of data-parallel ranks may differ. If not, a launch in which they differ fails.
     replicas_differ: bool = False
 

@@ -139,10 +139,10 @@ def uses_bench(item: pytest.Item) -> bool:
 def has_cases(source: str, *, is_in_cases: bool) -> bool:
     """Return whether a test file probably has tests that measure cases. `source` is its text.
 
-    This is only needed for a file that skips itself when it is imported, so that its tests are unknown. The
-    file counts as having cases if any function in it has the parameter `bench`. `is_in_cases` says whether
-    the file is in the directory of the cases. There, a file that imports `Case` also counts, because its
-    tests can use `bench` through another fixture.
+    This is only needed for a file that skips itself when it is imported, because its tests are then unknown.
+    The file counts as having cases if any function in it has the parameter `bench`. `is_in_cases` says
+    whether the file is in the directory of the cases. There, a file that imports `Case` also counts, because
+    its tests can use `bench` through another fixture.
     """
     try:
         nodes = [*ast.walk(ast.parse(source))]

@@ -125,7 +125,7 @@ class CollectsFromWorkers:
         self.record = config.stash[SESSION].record
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Record how a test ended, whatever its verdict is, and its results if another process ran it."""
+        """Record how a test ended, whatever its verdict. If another process ran it, also keep its results."""
         if report.when not in ("setup", "call", "teardown"):
             self.config.stash[CRASHED] = True  # pytest-xdist's report of a test whose process died
         ended = self.config.stash.setdefault(TEST_ENDED, {})

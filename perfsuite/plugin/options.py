@@ -130,8 +130,8 @@ def root_of(config: pytest.Config) -> Path:
     """Return the root directory of the repository that contains the cases.
 
     This is pytest's root directory, if an ini file or the user chose it. Otherwise pytest might have mistaken
-    the value of an option for the path of a test, and chosen the wrong root. In this case, the root is the
-    one that the `perfsuite` commands use in this directory.
+    the value of an option for the path of a test, and chosen the wrong root. The root is then the one that
+    the `perfsuite` commands use in this directory.
     """
     if config.inipath is not None or config.getoption("rootdir") is not None:
         return config.rootpath

@@ -24,11 +24,11 @@ UNKNOWN = (
 
 
 def judge_changes(options: Options, arms: Sequence[Arm]) -> JudgeChanges | None:
-    """Return the changes to this branch's checks since the base; None without a base, as in nightly runs.
+    """Return this branch's changes, since the base, to the files that judge it; None without a base.
 
     In a comparison, the base is the commit at which the branch diverged from arm A, because later changes on
     arm A are not changes of this branch. In the job of a pull request, the base is the commit that the pull
-    request is merged into.
+    request is merged into. Nightly runs have no base.
     """
     base_branch = os.environ.get("GITHUB_BASE_REF", "")
     if not base_branch and not (arms and arms[0].moved is not None):
@@ -81,8 +81,8 @@ def _since(base: str, options: Options) -> list[str]:
 def _linked(top: Path, listed: str, places: Places) -> frozenset[str]:
     """Return the targets of links in the repository.
 
-    A link is left out if a file at the path of the link cannot affect verdicts. Targets are relative to
-    `top`. Targets outside of `top` are left out.
+    A link counts only if a file in its place could affect verdicts. Targets are relative to `top`. Targets
+    outside of `top` are left out.
     """
     entries = (entry.partition("\t") for entry in git("ls-files", "--stage", "-z", cwd=top).split("\0"))
     names = {name for mode, _, name in entries if mode.startswith("120000 ")} | {*listed.split("\0")}

@@ -146,7 +146,7 @@ class Mode(ABC):
             )
 
     def write_baselines(self, result: Measurement) -> None:
-        """Record the launches of a case as local baselines, if it has none."""
+        """Write local baselines from the launches of a case that has none."""
         counts = result.verdict.counts
         if counts is not None and counts.outcome == "recorded":  # never in a comparison
             self.baselines.counts.write_local(count_baseline.from_runs(counted(result.runs)))

@@ -52,7 +52,7 @@ class Planned:
 
 
 def past_of(files: Sequence[Path]) -> dict[str, Past]:
-    """Return the last measurement of each case, by case id, from the newest of these results files."""
+    """Return the last measurement of each case in the newest `SESSIONS_READ` results files, by case id."""
     past: dict[str, Past] = {}
     for session in readable(files[-SESSIONS_READ:]):
         for result in session.results:
@@ -106,7 +106,7 @@ class Budget:
     """The time of a session, and how much of it is left.
 
     A case is launched a second time only if there is time for the first launch of every other case. This way,
-    counts are judged for as many cases as possible, and times for the cases that come first.
+    counts are judged for as many cases as possible, and times are judged for the cases that come first.
     """
 
     seconds: float
@@ -142,7 +142,7 @@ class Budget:
         return self.has_time_for(case, 1)
 
     def note(self, case: Case, longest_s: float) -> None:
-        """Note how long the longest launch of a case took, as the machine can be slower than in the past."""
+        """Note the duration of a case's longest launch: the machine can be slower than in the past."""
         self.measured_s[case.id] = longest_s
 
     def has_time_for(self, case: Case, launches: int) -> bool:

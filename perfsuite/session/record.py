@@ -236,7 +236,7 @@ class Record:
         self._skip(Skipped(nodeid=path, case_id=path, framework="", reason=reason, by_test=True))
 
     def _skip(self, skip: Skipped) -> None:
-        if skip not in self.skipped:  # an earlier part of this session might have skipped it
+        if skip not in self.skipped:  # an earlier part of this session might have recorded it
             self.skipped.append(skip)
 
     def save(self) -> None:

@@ -182,8 +182,9 @@ class Setup:
     def forecasts(self, device_name: str, session: Path) -> Forecasts:
         """Return the measurements and forecasts on a kind of GPU that were in the store at the first call.
 
-        The results of the current session, whose directory is `session`, are left out. A measurement removes
-        the older forecast of its case, but the session still compares the measurement with this forecast.
+        The results of the current session, whose directory is `session`, are left out. So the session can
+        still compare its measurements with older forecasts. For later sessions, a measurement replaces the
+        older forecast of its case.
         """
         if device_name not in self._forecasts:
             earlier = [file for file in self.store.results() if file.parent.name != session.name]
@@ -242,7 +243,7 @@ class Preflights:
     _bad: dict[int, str] = field(default_factory=dict)
 
     def problems(self, case: Case, machine: Machine) -> tuple[str, ...]:
-        """Return the problems of the nodes that a case would use; none if the case needs no torch."""
+        """Return the problems of the nodes that a case would use; none if no preflight is needed."""
         nodes = case.topology.nodes
         if nodes == 1 or not self.setup.options.preflight or not torch_build.installed():
             return ()

@@ -19,7 +19,7 @@ from perfsuite.features.first_night.record import FirstNight, StepResult
 from perfsuite.features.first_night.steps import Step
 
 BLOCKING = ("NVML", "torch", "torch and GPUs", "extensions")
-"""Checks of the step `machine` that make launches impossible if they fail."""
+"""Checks of the step `machine`. If one of these checks fails, launches are impossible."""
 LEAST_S = 30.0  # a step does not begin if less time is left
 ENDED_BY = (signal.SIGTERM, signal.SIGHUP)  # sent when a scheduler ends a job, or a connection ends
 

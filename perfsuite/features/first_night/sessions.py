@@ -34,8 +34,8 @@ MOST_REFUSED = 200  # maximum number of rows about cases that this machine canno
 REACHED = "cases reached"  # name of the row with the number of cases that are done
 
 Results = dict[str, tuple[Measurement, ...]]
-"""Case id -> the newest result that recorded a baseline, followed by the newest result after it, if there is
-one. If no result recorded a baseline, only the newest result."""
+"""Case id -> the newest result that recorded a baseline and, if the case was measured after that, also the
+newest result. If no result recorded a baseline, only the newest result."""
 Measuring = Callable[[Sequence[str], Path, Store], Iterator[SessionFile]]
 """Arguments of pytest, the file for its output, and the store -> the results, whenever they change."""
 

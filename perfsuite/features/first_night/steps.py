@@ -34,7 +34,7 @@ class Step:
     # `inf`, the step is stopped only when the time of the whole night is over.
     minutes: Mapping[Size, tuple[float, float]]
     run: Callable[[Night], Iterator[Row]]
-    needs_quiet: bool = True  # whether the step measures. Nobody else may then use the GPUs
+    needs_quiet: bool = True  # whether the step measures, so that nobody else may use the GPUs
     replaces_rows: bool = False  # whether a row replaces an earlier row of the same check
 
 

@@ -192,7 +192,7 @@ def _pull_request(number: int, mark: str) -> PullRequest:
 
 
 def _measured(sessions: Sequence[SessionFile], of: PullRequest) -> str:
-    """Return the commit of the pull request that the sessions measured.
+    """Return which commit of the pull request the sessions measured.
 
     The job of a pull request checks out a merge commit of the base and the pull request. If the
     sessions measured this merge commit, its second parent is returned. Raises `CaseError` if the commit

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Minimum size of a change, in standard errors. Tuned to give no false alarm in 100 series of one year.
 SIGNIFICANT = 4.4
-MIN_NIGHTS = 3  # minimum number of points in a level, because two can be one bad night that was run twice
+MIN_NIGHTS = 3  # minimum number of points in a level, because a bad night that is run twice gives two
 NOISE_FLOOR = 0.0005  # lower limit of the relative noise, because some values, such as memory, never vary
 _NEIGHBOURS = 2  # number of points on each side of a point that contribute to its local median
 _CLIP = 3.5  # maximum distance of a point from its local median, in standard deviations

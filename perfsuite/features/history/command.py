@@ -172,7 +172,7 @@ def _rebase(history_dir: Path) -> None:
     except GitError as error:
         git("rebase", "--abort", cwd=history_dir)
         raise GitError(
-            f"{BRANCH} has commits that were never pushed, and they contradict those of origin ({error}). "
+            f"{BRANCH} has commits that were never pushed, and they conflict with those of origin ({error}). "
             f"Resolve this in {history_dir} (git rebase origin/{BRANCH}), push, and run this command again"
         ) from None
 

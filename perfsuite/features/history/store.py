@@ -161,7 +161,7 @@ class Added:
 
     written: Sequence[Path]  # new files; empty if the session was added before or has nothing to keep
     was_added_before: bool  # whether a part of the session had been added before
-    kept: int  # number of results of the session that the history now has
+    kept: int  # number of the session's results that are now in the history
     left_out: Sequence[str]  # a line for each result that cannot be kept, with the reason
     session: SessionFile  # the session that was added
 
@@ -193,7 +193,7 @@ def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase])
     """Write the new results of a session, and the cases that they refer to. Return the file of the results.
 
     A session can be added while it runs, and again when it is complete. If nothing is new, nothing is written
-    and the result is None. Raises `FileError` if a file of the same session cannot be read.
+    and None is returned. Raises `FileError` if a file of the same session cannot be read.
     """
     time = session.started_at.strftime("%Y%m%dT%H%M%SZ")
     directory = history / session.hardware_class / session.commit

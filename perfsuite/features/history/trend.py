@@ -63,7 +63,7 @@ Series = Mapping[Key, Sequence[Point]]
 """The points of each series. Sessions without the metric are left out; empty series are included."""
 
 References = Mapping[str, Sequence[Point]]
-"""The speed of the reference on each hardware class, relative to its first session, in order of time."""
+"""The speeds of the reference on each hardware class, in order of time. The first speed is 1."""
 
 Correlations = Mapping[tuple[str, MetricName], float]
 """The correlation of neighbouring sessions, by hardware class and metric."""

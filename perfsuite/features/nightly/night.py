@@ -108,7 +108,8 @@ def night(
         asked()
         _report_killed(page)
         return
-    # Before the options are checked, so that an earlier night's report is not taken for this night's report.
+    # Begin the page before the options are checked, so that nobody takes the report of an earlier night for
+    # this night's report.
     page.begin("the night has not come to an end")
     try:
         tonight = asked()
@@ -140,7 +141,7 @@ class NightCheck(NamedTuple):
     """A command of perfsuite that must pass before a night measures anything."""
 
     command: list[str]
-    status: int  # exit status of the night if the command ends with 1 because it finds a problem
+    status: int  # exit status of the night if this command finds a problem (and ends with 1)
 
 
 class NothingMeasured(Exception):

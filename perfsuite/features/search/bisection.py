@@ -79,7 +79,7 @@ class BisectFile(Document):
                 )
             left = _narrowed(left, step)
         if self.steps and (self.metric is None or self.tolerance is None):
-            raise ValueError("steps: there cannot be any before metric and tolerance are known")
+            raise ValueError("steps: must be empty until metric and tolerance are known")
         return self
 
     @property
@@ -245,11 +245,11 @@ def _why_unknown(verdict: Verdict, metric: str) -> str:
 
 
 def _can_hide(note: str, metric: str) -> bool:
-    """Return whether an increase of a count can be hidden in the part of the counts that a note names."""
+    """Return whether an increase of the count `metric` can be hidden in the counts that a note is about."""
     subject, is_of_span_or_count, _ = note.partition(NOT_JUDGED)
     if subject == metric:
         return True
-    if note.endswith(NOT_IN_BASELINE):  # all that the good arm has was compared
+    if note.endswith(NOT_IN_BASELINE):  # everything in the good arm was compared
         return False
     if not is_of_span_or_count:  # the note is about ranks, or about all counts
         return True

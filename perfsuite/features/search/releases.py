@@ -197,7 +197,7 @@ class ReleaseRuns:
             return str(error)
 
     def steps(self, cases: Sequence[Case], names: Sequence[str]) -> Iterator[ReleaseChanges]:
-        """Compare each release with the last earlier release with which the case could run.
+        """Compare each release, case by case, with the last earlier release with which the case could run.
 
         Raises `CaseError` if no case uses the package.
         """

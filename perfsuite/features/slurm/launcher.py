@@ -264,7 +264,7 @@ class SlurmLauncher(Launcher):
             # If the job was measured, its result is kept, and the next launch raises the error.
             self._left_over = mark
             if not _has_reported(job):
-                self._refuse_if_over()  # a step can remain on a lost node
+                self._refuse_if_over()  # if a node is lost, a step can remain, and the allocation can be over
                 raise
             return None
         finally:
@@ -328,9 +328,9 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
     `srun` can report the end of an agent before the abort of its step, or never report the abort. So if an
     agent ended without a report, this function blames the agent only if no log mentions an abort.
 
-    A failure that an agent reported explains an abort only if it is in the agent's final report. If the agent
-    wrote its report while ranks were still running, the failure can be a consequence of the abort: ranks fail
-    when the ranks of another node are gone.
+    A failure in an agent's final report explains an abort. A failure in an earlier report, written while
+    ranks were still running, does not. It can be a consequence of the abort: ranks fail when the ranks of
+    another node are gone.
     """
     logs = [
         read_text(log, LARGEST_LOG, errors="replace")
@@ -350,8 +350,8 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
         return Failure(kind="cancelled", message=message, at=time.time())
     if any(f"perfsuite: {lease.NO_SIGN}" in log for log in logs):
         message = (
-            f"an agent ended the job: {lease.NO_SIGN} for {lease.LOST_S:g} s, but this process is the "
-            f"driver, and it was running. Check that the node of this process can write {run_dir.path}"
+            f"an agent ended the job: {lease.NO_SIGN} for {lease.LOST_S:g} s, although the driver "
+            f"(this process) was running. Check that the node of this process can write {run_dir.path}"
         )
         return Failure(kind="error", message=message, at=time.time())
     task = _bad_end(run_dir)

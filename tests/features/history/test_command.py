@@ -232,7 +232,7 @@ def test_pushes_after_the_commits_of_another_job(clone: Path) -> None:
 @pytest.mark.usefixtures("another_job")
 def test_a_contradiction_with_another_job_is_named(clone: Path) -> None:
     commit_to_history("other", "mine")
-    assert "they contradict those of origin" in error_of("pull")
+    assert "they conflict with those of origin" in error_of("pull")
     assert git(clone, "log", "-1", "--format=%s", "perfsuite-history") == "add other"
 
 

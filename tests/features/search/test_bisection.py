@@ -437,8 +437,8 @@ def held(tmp_path: Path, **changes: Any) -> BisectFile:
             {"steps": [{"name": "2", "outcome": "bad"}, {"name": "4", "outcome": "good"}]},
             "steps: '4' was not",
         ),
-        ({"metric": None}, "there cannot be any before metric and tolerance are known"),
-        ({"tolerance": None}, "there cannot be any before metric and tolerance are known"),
+        ({"metric": None}, "must be empty until metric and tolerance are known"),
+        ({"tolerance": None}, "must be empty until metric and tolerance are known"),
         ({"candidates": [], "steps": []}, "field candidates: "),
     ],
 )

@@ -77,8 +77,8 @@ BY_SLURM = f"slurmstepd: error: {LIMIT}\n"
             KILLED,
             LOST,
             "error",
-            "an agent ended the job: no sign of perfsuite's driver for 300 s, but this process is the "
-            "driver, and it was running",
+            "an agent ended the job: no sign of perfsuite's driver for 300 s, although the driver "
+            "(this process) was running",
         ),
         # If Slurm kills the agents, srun can report the end of the agents before the abort, or no abort at
         # all.

@@ -140,7 +140,7 @@ def _write_night(
 def _pooled(
     sessions: Sequence[StoredSession], cases: Mapping[str, StoredCase], slots: Mapping[str, asv.Slot]
 ) -> dict[str, list[Any]]:
-    """Pool the launches of the sessions of one commit on one hardware class, and convert them for asv."""
+    """Pool all launches at one commit on one hardware class, and convert them for asv."""
     launches: dict[str, dict[str, dict[tuple[str, ...], list[float]]]] = {name: {} for name in asv.METRICS}
     for session in sessions:
         for result in session.results:
