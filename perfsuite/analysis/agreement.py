@@ -20,8 +20,9 @@ TOKENS_OFF = 0.02
 
 CLOCK_OFF = 0.05
 CLOCK_SLACK_S = 0.3
-"""A time by a rank's clock may differ from the kernel's time by `CLOCK_OFF` times the kernel's time plus this
-many seconds. The seconds are needed if the process is interrupted between the readings of the two clocks."""
+"""A time on a rank's clock may differ from the kernel's time. The limit is `CLOCK_OFF` times the kernel's
+time plus this many seconds. The seconds are needed if the process is interrupted between the readings of the
+two clocks."""
 OF_THE_FORMULA = 0.9
 """The counted FLOPs of a forward pass must be at least this share of the FLOPs according to the formula. In
 this repository's baselines, the share is at least 1.00."""
@@ -158,7 +159,7 @@ def tokens_given(reports: Sequence[RankReport], case: Case) -> float | None:
 
 
 def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
-    """Return a note if the model was given padding, or another number of tokens than tokens/s counts.
+    """Return a note if the model was given padding, or not as many tokens as tokens/s counts.
 
     There is no note if `tokens_differ` returns the message of a `mismatch`.
     """

@@ -84,7 +84,7 @@ def first_cause(
 
 
 def _behind(reports: Mapping[int, RankReport], case: Case) -> Failure | None:
-    """Return the failure of a rank that had steps left, if another rank had already taken all its steps."""
+    """Return the failure of a rank that had not taken all its steps, if another rank had taken all."""
     total = case.total_steps
     ahead = [rank for rank, report in reports.items() if len(report.step_s) == total]
     for rank, report in sorted(reports.items()) if ahead else ():
@@ -184,7 +184,7 @@ def _end(path: Path) -> str:
     """
     try:
         with files.open_file(path, sys.maxsize) as file:
-            # A secret is recognised by its beginning. So read more than is shown, by the length of a secret.
+            # A secret is recognised by its beginning. So read `LONGEST_SECRET` bytes more than are returned.
             most = LOG_TAIL_BYTES + LONGEST_SECRET
             file.seek(max(0, os.fstat(file.fileno()).st_size - most))
             text = file.read(most)
@@ -199,8 +199,8 @@ def _end(path: Path) -> str:
 def read_stacks(run_dir: RunDir) -> str:
     """Return all stacks as one text; empty if no process wrote stacks.
 
-    Stacks are sorted by their number of ranks, rarest first. Of stacks with the same number of ranks, those
-    outside torch come first, because ranks inside torch usually wait for the others in a collective.
+    Stacks are sorted by their number of ranks, the lowest first. Of stacks with the same number of ranks,
+    those outside torch come first, because ranks inside torch usually wait for the others in a collective.
     Processes without a rank come last.
     """
     places = defaultdict[str, list[tuple[int | None, int]]](list)

@@ -24,7 +24,10 @@ def within(spans: Iterable[Span], begin: float, end: float) -> list[Span]:
 
 
 def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """Return the parts of the intervals that are outside `others`. Both must be sorted and disjoint."""
+    """Return the parts of the intervals that are outside `others`.
+
+    The intervals of each of the two lists must be sorted and disjoint.
+    """
     left: list[Span] = []
     first = 0
     for begin, end in spans:

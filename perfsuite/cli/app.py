@@ -68,7 +68,7 @@ def _prepare(command: Any) -> None:
 
 
 def _join_lines(command: Any) -> None:
-    """Join the lines of each paragraph of a help text, which typer then wraps."""
+    """Join the lines of each paragraph of a help text, because typer wraps paragraphs itself."""
     command.help = "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n")) or None
 
 
@@ -149,7 +149,7 @@ def command_of(extension: Extension) -> Any:
 
 
 def _unusable(error: ExtensionError) -> Any:
-    """Return the replacement for an unusable command. Help and runs of the replacement report the error."""
+    """Return a command that replaces an unusable one. Its help text and each of its runs report the error."""
     alone = typer.Typer(add_completion=False)
     any_words = {"allow_extra_args": True, "ignore_unknown_options": True}
 

@@ -79,7 +79,7 @@ CountsWay = Annotated[
 
 
 def check_way(*, dry: bool, counts: bool, of_times: Mapping[str, object]) -> None:
-    """Raise `CaseError` if `dry` is given with `counts`, or either with an option in `of_times`."""
+    """Raise `CaseError` if `dry` and `counts` are given, or one of them and an option in `of_times`."""
     if dry and counts:
         raise CaseError("--dry excludes --counts: leave one of them out")
     for name, value in of_times.items():

@@ -36,7 +36,7 @@ SHARED: Mapping[Name, tuple[Any, object]] = {
 }
 """The type and the default of each option that commands declare with `shares`.
 
-They can also be given before the name of the command.
+These options can also be given before the name of the command.
 """
 
 

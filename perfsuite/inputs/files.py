@@ -21,8 +21,8 @@ writes to them, so reading does not wait forever for a writer."""
 LARGEST = 200_000_000
 """Maximum size of a file with settings, or of a line of a trace, in bytes."""
 LARGEST_DOCUMENT = 1_000_000_000
-"""Maximum size of a perfsuite document, in bytes. Reading one takes four times as much memory. The results of
-1,000 cases with 8 launches on 2 ranks take 216 MB."""
+"""Maximum size of a perfsuite document, in bytes. Reading a document takes four times its size in memory. The
+results of 1,000 cases with 8 launches on 2 ranks take 216 MB."""
 LARGEST_OWN = 1_000_000
 """Maximum size of one of perfsuite's own small files, such as a lease or a rank's progress, in bytes."""
 _CHUNK = 1 << 20

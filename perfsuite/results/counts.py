@@ -115,8 +115,8 @@ class StepMemory(Data):
     # `communication`; other tensors by the phase that created them, or as `kept` if they are older than the
     # step.
     at_peak: dict[str, int]
-    # Bytes that were allocated in forward and are live when backward begins. This is the maximum if backward
-    # begins several times in the step.
+    # Bytes that were allocated in forward and are live when backward begins. If backward begins several times
+    # in the step, this is the highest number.
     saved_for_backward: int
     growth: int  # live bytes at the end of the step minus live bytes at its beginning
     allocations: int
@@ -164,7 +164,7 @@ class KeptObjects(Data):
     # into a buffer that is emptied regularly, for example whenever the training logs.
     # None: unknown, or each step keeps such tensors (`graphs`).
     graphs_left: int | None = None
-    graphs_after: tuple[int, ...] = ()  # the numbers of these steps
+    graphs_after: tuple[int, ...] = ()  # the steps after which these tensors were counted
 
     @property
     def total(self) -> int:

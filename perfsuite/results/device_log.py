@@ -79,15 +79,15 @@ class Kernel(NamedTuple):
     operator: str  # without overload, such as `aten.mm`
     read_bytes: int  # bytes of its input tensors, each counted once
     written_bytes: int
-    # Number of its input tensors, which determines how many kernels an operator on lists launches.
+    # Number of its input tensors. It determines how many kernels an operator on lists of tensors needs.
     tensors: int
     dtype: str  # dtype of its first input tensor
     flops: int  # according to the formula of the counts, which ignores masks; 0: no formula
     sizes: tuple[int, ...]
     """The sizes on which the speed of the operator depends. For a matrix product: the batch size, the
     numbers of rows and columns of the result, the inner dimension, and 1 if the first operand is transposed.
-    For attention: the numbers of queries and of keys in a sequence, the size of a head, and 1 if it is
-    causal. Other operators have none."""
+    For attention: the numbers of queries and of keys in a sequence, the size of a head, and 1 if the
+    attention is causal. Other operators have none."""
     is_strided: bool  # whether a large tensor is not contiguous
 
 

@@ -49,8 +49,8 @@ class Fit(Data):
     reserved_upper: int
     reserved_expandable: int  # `reserved` with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`
     built: int = 0  # parameters of the whole model, if a rank has them on its device before sharding
-    # `allocated` up to the end of the first step, which includes building the model. It is unknown (0) if
-    # perfsuite builds the model, because a dry run does not build it as a launch does.
+    # `allocated` up to the end of the first step, which includes building the model. The value is
+    # unknown (0) if perfsuite builds the model, because a dry run does not build the model as a launch does.
     start: int = 0
     # The highest peak of live tensors in the counted steps after the reported step, and the number of the
     # step with this peak. None: no later step was counted, or its memory is unknown.
@@ -223,7 +223,7 @@ class Forecast(Data):
     high_s: float
     cases: tuple[str, ...]  # ids of the measured cases with the same parallelism and the same `host_pace`
     gpu_factor: float  # measured times of the GPU relative to the expected times
-    host_factor: float | None  # the same for the host; None: no measured case shows it
+    host_factor: float | None  # the same for the host; None: no measured case shows this factor
     host_pace: bool = False  # whether the host can set the pace of the step. Otherwise the GPU sets it
     held: int = 0  # number of earlier forecasts on this kind of GPU whose interval contained the measurement
     checked: int = 0  # number of earlier forecasts whose case was measured later

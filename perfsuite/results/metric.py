@@ -148,9 +148,9 @@ PART_S = 1e-3
 class PartOfStep(Metric):
     """A metric for the seconds of a part of the step. The part can be close to 0 or unknown.
 
-    Relative growth is meaningless for a part near 0. The test therefore judges the part plus `rest_s`, which
-    is the reference's step time without the part. A change of the part is given as a share of the step time.
-    Changes up to `floor` are ignored.
+    Relative growth is meaningless for a part near 0. The test therefore judges the part plus `rest_s`.
+    This is the step time without the part in the reference, which is the baseline or arm A. A change of the
+    part is given as a share of the step time. Changes up to `floor` are ignored.
     """
 
     _: KW_ONLY
@@ -213,7 +213,7 @@ class SpanSeconds(Metric):
         return max(-1.0, of_cost * self.cost(self.reference_s) / self.reference_s)
 
     def cost_change(self, of_figure: float, before: float) -> float:
-        """Return the relative change of the cost for a change of a span that took `before` seconds."""
+        """Convert a relative change of the span, which took `before` seconds, into a change of the cost."""
         return of_figure * before / self.cost(before)
 
 

@@ -137,7 +137,7 @@ class Finding(Data):
 NOT_JUDGED = ": not judged, "
 """The text between the name of a count and the reason, in a note of a `CountCheck`."""
 UNCONFIRMED = "which the second launch of each arm did not confirm"
-"""The end of a reason that describes a change of the start-up which only the first launches showed."""
+"""The end of a reason about a change of the start-up, if only the first launches showed this change."""
 
 
 class CountCheck(Data):
@@ -179,7 +179,7 @@ class Verdict(Data):
     reasons: tuple[str, ...] = ()
     unhealthy_launches: tuple[int, ...] = ()  # numbers (from 1) of the launches that were set aside
     changed: tuple[str, ...] = ()  # other changes since the baseline: not judged, but possible causes
-    against: str | None = None  # name of the reference, such as `arm A`; None: a stored baseline, if any
+    against: str | None = None  # what launches are compared with, such as `arm A`; None: a baseline, if any
 
     def explanation(self, longest: int | None = None) -> str | None:
         """Return `explained`. If it is the sentence of a finding, add the cost (`Finding.in_words`)."""

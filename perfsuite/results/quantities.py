@@ -450,8 +450,8 @@ def quantities(all_counts: Iterable[Counts]) -> list[Quantity]:
 def differing(launches: Iterable[Counts]) -> dict[str, int]:
     """Return the fields that differ by more than is allowed between these counts of one rank.
 
-    The values are the largest of all launches. Fields of spans other than the reported step begin with the
-    span's name: `step 10: kernels in forward`.
+    Each field is mapped to its largest value in all launches. Fields of spans other than the reported step
+    begin with the span's name: `step 10: kernels in forward`.
     """
     first, *others = launches
     largest = dict[str, int]()

@@ -98,7 +98,8 @@ class RankEvidence(Data):
     """Observations of one rank. `analysis.agreement` compares the observations of all ranks."""
 
     data_parallel: int = Field(ge=1)  # number of ranks that get different data
-    tokens: int | None = None  # elements of the model's first integer input in step 2; None: no such input
+    # Number of elements of the model's first integer input in step 2. None: there is no such input.
+    tokens: int | None = None
     padding: int = 0  # number of these tokens that the attention mask removes
     forwards: int = 0  # number of forward calls with these tokens
     # Size of the first dimension of the model's first input, summed over these calls; None: unknown.
@@ -169,8 +170,8 @@ class RankReport(Sealed):
     clock: str  # the clock that timed the steps: `cuda events`, `perf_counter`, `simulated`
     tokens_per_step: int = 0  # of all ranks together
     step_s: tuple[float, ...] = ()  # seconds of every optimizer step, including warm-up
-    # Number of timed steps. If counting made the last step longer, these are all steps but the last. None:
-    # all steps are timed.
+    # Number of timed steps. If counting made the last step longer, the last step is not timed. None: all
+    # steps are timed.
     timed_steps: int | None = None
     probe_s: tuple[float, ...] = ()  # on a CPU: seconds of the probe after each step, not part of the step
     cpu_s: tuple[float, ...] = ()  # CPU seconds of all threads in each step; empty with a simulated clock
@@ -196,7 +197,8 @@ class RankReport(Sealed):
     # unknown.
     uptime_s: float | None = None
     loss: tuple[float, ...] = ()
-    loss_is_unknown: bool = False  # whether `loss` is empty because its scale is unknown. A note says why
+    # Whether `loss` is empty because the factor that scales the losses is unknown. A note gives the reason.
+    loss_is_unknown: bool = False
     own_tokens_per_s: float | None = None  # of all ranks, reported by the framework; None: not reported
     memory: Memory | None = None
     flops: Flops | None = None

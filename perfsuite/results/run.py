@@ -90,7 +90,7 @@ SlopeUnit = Literal["bytes", "s"]
 
 
 def timed_span(figure: str) -> str | None:
-    """Return the span whose time the named figure gives; None if the figure is not the time of a span."""
+    """Return the name of the span whose time a figure gives; None if it is not the time of a span."""
     return figure.removeprefix(SECONDS_OF) if figure.startswith(SECONDS_OF) else None
 
 
@@ -141,8 +141,8 @@ class Figures(Data):
     gpu_utilisation: float | None = None  #: Percentage of time, mean over all GPUs.
     sm_clock_mhz: float | None = None  #: Median over the window, of the GPU with the slowest clock.
     device_memory_bytes: float | None = None
-    """Memory of the job on the GPU where it used most, as NVML reports it. It includes memory outside torch's
-    allocator. Never judged."""
+    """Memory of the job on the GPU on which the job used most memory, as NVML reports it. This includes
+    memory outside torch's allocator. Never judged."""
     energy_per_token_j: float | None = None
     """Joules of all GPUs together per token, over the steps during which energy was measured."""
     gradient_norm: float | None = None

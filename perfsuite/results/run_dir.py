@@ -29,8 +29,8 @@ JOB_VARIABLES = "PERFSUITE_JOB_VARIABLES"
 change these variables."""
 NODE = "PERFSUITE_NODE"  # environment variable of every process of a job: the number of its node, from 0
 RANK = "PERFSUITE_RANK"
-"""Environment variable of each process that the agent starts as a rank of a script: the rank's number. RANK
-cannot be used, because it is not set if a script runs as a single process."""
+"""Environment variable of each process that the agent starts as a rank of a script: the rank's number.
+torch's variable `RANK` is not enough, because it is not set if a script runs as a single process."""
 MODEL_CODE = "PERFSUITE_MODEL_CODE"  # environment variable: modules that an agent's fork server imports
 CACHES = "compile-caches"  # the name of `RunDir.compile_caches`
 INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"

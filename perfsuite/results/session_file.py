@@ -174,7 +174,7 @@ class Canary(Data):
 
 
 class MachineChange(Data):
-    """The change of one metric that the canaries of a reference have in common."""
+    """The common change of a reference's canaries in one metric."""
 
     metric: str
     hardware_class: str

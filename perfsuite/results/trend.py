@@ -43,7 +43,8 @@ class Drift(Data):
     first_commit: str  # commit of the last session before the change
     last_commit: str  # commit of the first session after the change
     commits_between: int | None  # number of commits that might have caused the change; None: no repository
-    # The differences between these two sessions: versions, settings, the GPU driver, the case itself.
+    # What changed from the last session before the change to the first session after it, or in a session
+    # between these two: versions, settings, the GPU driver, the case itself.
     environment: tuple[str, ...]
     worse: bool  # whether the cost increased
     accepted: bool  # whether the case's reviewed baseline was measured after the change, at the new level
@@ -90,7 +91,7 @@ class MachineStep(Data):
     change: ChangePoint
     first_day: date  # day of the last session before the change, at 99% confidence
     last_day: date  # day of the first session after the change, at 99% confidence
-    environment: tuple[str, ...]  # differences between these two sessions, such as the GPU driver
+    environment: tuple[str, ...]  # what changed from `first_day` to `last_day`, such as the GPU driver
 
     def sentences(self) -> list[str]:
         """Describe the size and time of the change, and what else changed at the same time."""

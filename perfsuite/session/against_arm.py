@@ -87,7 +87,10 @@ class TwoArms(Mode):
             self.setup.progress.say(f"{task.case.id}: {SAME_ARMS}, so this comparison can {self.of_equals}")
 
     def excuse(self, case: Case, launches: Launches, verdict: Verdict) -> Excuse | None:
-        """Return the excuse for a failure, or None. There is no excuse if only arm B fails in this way."""
+        """Return the excuse for a failure; None without an excuse.
+
+        A failure is excused only if arm A fails with the same kind of failure.
+        """
         arms = launches.before, launches.runs
         before, now = ({run.failure.kind for run in arm if run.failure} for arm in arms)
         if before == {verdict.failure} and now <= before:
@@ -356,7 +359,7 @@ class ByDryRuns(ByCounts):
 
 
 def other_releases(arm: Arm, run: Run) -> list[tuple[str, str]]:
-    """Return each release that an arm names but its run did not use, with the version that it used."""
+    """Return each release that an arm names but its run did not use, with the version that the run used."""
     releases = [*filter(RELEASE.fullmatch, arm.text.split())] if run.failure is None else []
     others = []
     for release in releases:

@@ -17,7 +17,7 @@ from perfsuite.verdict.planning import EXTRA
 from perfsuite.verdict.robust import sorted_logs
 
 CANARIES = 5
-"""Number of canaries. With five, a canary whose change differs from the others can be recognised."""
+"""Number of canaries. With five, one canary that changes differently from the others can be recognised."""
 _NOISY = 2.0  # a case whose scatter is above this multiple of the median scatter is chosen last
 
 
@@ -63,7 +63,7 @@ def chosen(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
     The changes of two canaries can be compared only if their baselines are from the same sessions. So the
     cases whose baselines are from the most frequent set of sessions come first. Among these cases, the kinds
     (framework and world size) take turns, the most common kind first. Within a kind, cases that scatter much
-    more than others come last. The rest are sorted by duration, the fastest first.
+    more than others come last. Apart from this, the fastest cases of a kind come first.
     """
     by_sessions = Counter(candidate.sessions for candidate in candidates)
     most_common = max(by_sessions, key=lambda names: (by_sessions[names], names), default=())

@@ -139,8 +139,8 @@ def _paths(arm: Arm, selection: Selection) -> list[Path]:
         return kept
     own = Path(read_ini(there).directories().get("cases", there / CASES))
     here = Path(os.path.relpath(own, there))
-    # If the arm's directory of cases also exists here, it was not renamed to the selected directory, so the
-    # user did not select its cases.
+    # If the working tree also has the arm's directory of cases, the arm's directory was not renamed to the
+    # selected one. The user then did not select the cases of the arm's directory.
     was_renamed = next(here.rglob("*.py"), None) is None
     return [own] if own.is_dir() and was_renamed else []
 

@@ -19,7 +19,7 @@ class Forecasts:
     def __init__(self, files: Sequence[Path], device_name: str) -> None:
         self._expected: dict[str, Expected] = {}  # by case id, like the next two attributes
         self._tokens_per_s: dict[str, float] = {}
-        self._open: dict[str, Forecast] = {}  # newest forecasts of cases that were not measured afterwards
+        self._open: dict[str, Forecast] = {}  # newest forecast of each case that was not measured after it
         self.checked: list[bool] = []  # for each checked forecast, whether its interval was right
         for result in _results(files, device_name):
             self._add(result)
@@ -54,7 +54,7 @@ class Forecasts:
         ]
 
     def of(self, case_id: str) -> Forecast | None:
-        """Return the newest forecast of a case that was not measured afterwards."""
+        """Return the newest forecast of a case; None without one, or if the case was measured after it."""
         return self._open.get(case_id)
 
     def added(self, facts: DryFacts, case_id: str) -> DryFacts:

@@ -60,8 +60,8 @@ def share(value: str) -> float:
     raise ValueError("a share from 0% to 100%, or from 0 to 1")
 
 
-# Maximum tolerance, as a fraction. For `perfsuite bisect`, this maximum is enough even if the bad arm is many
-# times slower than the good arm.
+# Maximum tolerance, as a fraction. `perfsuite bisect` does not need a larger tolerance, even if the bad arm
+# is many times slower than the good arm.
 MOST_TOLERANCE = 0.5
 
 

@@ -1,6 +1,7 @@
-"""Find past launches of the code of the baselines, to estimate the noise from them and from the baselines.
+"""Find past launches that ran the code of the baselines.
 
-There are two kinds: launches of a case for which nothing has changed since its baseline, and launches that a
+The noise is estimated from these past launches and from the launches of the baselines. There are two kinds of
+past launches: launches of a case for which nothing has changed since its baseline, and launches that a
 session made with its reference.
 """
 

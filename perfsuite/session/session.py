@@ -38,7 +38,8 @@ class Session:
         profiled  The result has a profile and a prediction of its speed, if they are wanted. Baselines to be
                   recorded are written, even if the profile or the prediction is interrupted.
 
-    Any other error in `begun` or `running` is recorded as `failed`, with the launches so far, and raised.
+    Errors in `begun` or `running`, except an interrupt and the end of an allocation, are recorded as
+    `failed`, with the launches so far, and raised.
     """
 
     def __init__(self, mode: Mode) -> None:

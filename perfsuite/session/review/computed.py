@@ -47,9 +47,9 @@ def _of_launches(before: Sequence[BaselineLaunch], now: Sequence[BaselineLaunch]
 
 
 def _of_losses(before: Sequence[Sequence[float]], now: Sequence[Sequence[float]]) -> Iterator[str]:
-    """Yield a line about the part of the steps in which the losses differ most.
+    """Yield a line about the range of steps in which the losses differ most.
 
-    The line also gives the number of other parts in which they differ.
+    The line also gives the number of other ranges in which the losses differ.
     """
     parts = max(map(len, (*before, *now)), default=0)
     differing = dict[int, tuple[list[float], list[float]]]()

@@ -128,7 +128,7 @@ def _lost_quantities(before: CountBaseline, now: CountBaseline) -> list[str]:
 
     - quantities that depend on a version: Python calls, and host reads of an older counting method
     - quantities of a loader's worker, because not every launch can count them
-    - kept graphs, because the kept objects are returned if both are unknown
+    - kept graphs: if the kept objects are also unknown, only the kept objects are returned
 
     If only one side is compiled, `_OF_COMPILATION` is left out as well.
     """
