@@ -146,7 +146,7 @@ def _exceeds(value: float | None, bound: float) -> bool:
 
 
 def _few_cores(health: Health, whose: str) -> list[str]:
-    """Return a problem if others leave less than one core per rank, because kernels then start late."""
+    """Return a problem if other processes leave less than one core per rank. Kernels then start late."""
     ranks = sum(device.node == health.node for device in health.devices)
     if health.foreign_cpu is None or health.cores is None or not ranks or health.cores < ranks:
         return []

@@ -102,7 +102,7 @@ class Compilation:
         ) -> Any:
             options = config_patches or {}
             self._note(options)
-            # Disable the autograd cache, because a dry run would store graphs without kernels in it.
+            # Disable the autograd cache, so that a dry run does not store graphs that lack kernels.
             with (
                 inductor.patch({**options, **NOT_ON_FAKE_TENSORS, OPTION_OF_CUDA_GRAPHS: False}),
                 autograd.patch(enable_autograd_cache=False),

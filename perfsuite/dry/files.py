@@ -21,18 +21,19 @@ CACHES = (*COMPILE_CACHES, "HF_HOME", "XDG_CACHE_HOME")
 
 
 class Kept:
-    """Replaces Python's functions that change files, to keep the files that existed before.
+    """Replaces Python's functions that change files, so that older files keep their content.
 
-    If the script opens such a file to overwrite it, it gets a file in `scratch` instead. If the script
-    renames or removes such a file, nothing happens. The script can append to any file, and can change the
-    files that it has created.
+    Older files are those that existed before the dry run. If the script opens such a file to overwrite it,
+    the script gets a file in `scratch` instead. If the script renames or removes such a file, nothing
+    happens. The script can append to any file, write to empty files, and change the files that it has
+    created.
     """
 
     def __init__(self, scratch: Path, *, free: tuple[Path, ...] = ()) -> None:
         caches = [Path(os.environ[name]) for name in CACHES if os.environ.get(name)]
         of_inductor = [*Path(tempfile.gettempdir()).glob("torchinductor_*")]
         roots = [*free, *caches, *of_inductor, Path("~/.cache").expanduser(), scratch]
-        self._free = {os.path.realpath(root) for root in roots}  # files in these directories are not kept
+        self._free = {os.path.realpath(root) for root in roots}  # files in these directories may change
         self._scratch = scratch
         self._made: set[str] = set()  # files and directories that the script has created
         self._binary: set[str] = set()  # files that the script has created to write bytes

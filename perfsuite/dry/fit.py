@@ -1,7 +1,7 @@
 """Predict the memory that a rank needs on its GPU, and judge whether the card has enough. Pure.
 
 The prediction adds cuBLAS's workspaces, CUDA's context and NCCL's buffers to the counted memory of a step.
-Their sizes come from published sources.
+The sizes of these three come from published sources.
 """
 
 from collections.abc import Sequence
@@ -115,7 +115,7 @@ def facts_of(reports: Sequence[RankReport], case: Case, machine: Machine) -> Dry
 
 
 def _later_peak(counts: Counts) -> tuple[int, int | None]:
-    """Return the highest peak of live tensors in the counted steps after the log, and the step's number.
+    """Return the highest peak of live tensors in counted steps that follow the log, and the step's number.
 
     Returns 0 and None if no such step has a known peak.
     """

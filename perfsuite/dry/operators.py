@@ -139,7 +139,7 @@ def _kernel(call: OperatorCall, stream: int) -> Kernel:
 
 
 def _is_on_gpu(tensor: Tensor) -> bool:
-    """Return whether a tensor is on the GPU. A fake tensor's `device` would call an operator."""
+    """Return whether a tensor is on the GPU. Reading a fake tensor's `device` would call an operator."""
     device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
     return bool(device.type == "cuda")
 

@@ -359,7 +359,7 @@ def _save_no_safetensors(package: ModuleType) -> None:
 
 
 class _Saved(Future[None]):
-    """The result of an asynchronous saver: a completed future, which is also each of its two futures."""
+    """The result of an asynchronous saver: a completed future. Its two properties return this future."""
 
     @property
     def staging_completion(self) -> Future[None]:

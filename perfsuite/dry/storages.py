@@ -51,7 +51,7 @@ class Storages(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.log = log
         self._fake_mode = active_fake_mode()
-        # Address of a living storage -> its number, and a weak reference that reports when it is freed.
+        # Address of a living storage -> its number, and a weak reference that reports the storage's end.
         self._living: dict[int, tuple[int, Any]] = {}
         self._bytes: list[int] = []  # current size in bytes, by storage number
         # Threads and streams that have multiplied matrices. Each thread has a cuBLAS handle of its own, and

@@ -92,7 +92,7 @@ class SimulatedEvent:
         return event
 
     def record(self, stream: Any = None) -> SimulatedEvent:
-        """Mark the work of `stream`, or of the current stream. Returns the event, for chained calls."""
+        """Record this event in `stream`, or in the current stream. Returns the event, for chained calls."""
         self.number = self.log.record_event(self.log.stream if stream is None else stream.number)
         return self
 

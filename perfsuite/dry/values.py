@@ -282,7 +282,7 @@ def _compared(name: str, args: Any) -> bool | None:
 
 
 def _answer_of(tensor: Any) -> bool | int | float | None:
-    """Return the value of all elements of a tensor, if it is part of a test for NaNs or infinities."""
+    """Return the value of all elements of a tensor that is part of a test for NaNs or infinities."""
     answer, changes = getattr(tensor, "finite_answer", (None, 0))
     return answer if answer is not None and changes == changes_in_place(tensor) else None
 
@@ -371,7 +371,7 @@ def let_masks_be_skipped(transformers: Any) -> None:
 
     While tracing, transformers creates full masks, with which no fused attention runs. Since version 5,
     transformers uses `is_fake_tensor` as a test for tracing. Earlier versions (seen in 4.50 to 4.57) do not
-    have this function, and skip masks without help.
+    have this function, and skip masks for fake tensors too.
     """
     if Version(transformers.__version__).major >= 5:
         replace(module("transformers.utils.import_utils"), "is_fake_tensor", lambda tensor: False)
@@ -565,7 +565,8 @@ def pretend_ranks() -> None:
 def _place_in_group(method: str, rank: int, world_size: int) -> tuple[int, int]:
     """Return the rank and the world size of a script's process group, as `torch.distributed.rendezvous` does.
 
-    They can differ from the case. Raises torch's `ValueError` if an environment variable is missing.
+    Both numbers can differ from those of the case. Raises torch's `ValueError` if an environment variable is
+    missing.
     """
     query = parse_qs(urlparse(method).query)
     given = {"rank": rank, "world_size": world_size}

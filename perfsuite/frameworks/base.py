@@ -138,7 +138,7 @@ class DryPlan:
 
 
 class Engine:
-    """A class of a library whose objects step torch optimizers themselves, such as DeepSpeed's engine.
+    """A library's class whose objects step torch optimizers themselves, such as DeepSpeed's engine.
 
     One step of an engine is one training step, however often it steps an optimizer. An engine is a torch
     module around the model that it trains.
@@ -191,8 +191,8 @@ class Library:
     """The library's own functions that clip gradients before the optimizer's step."""
     engine: Engine | None = None
     shard: str | None = None
-    """The attribute of a parameter that holds this rank's shard, if the library does not partition parameters
-    with torch."""
+    """The parameter attribute that holds this rank's shard, if the library does not partition parameters with
+    torch."""
 
 
 class Framework(FrameworkOptions):

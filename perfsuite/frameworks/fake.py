@@ -29,7 +29,7 @@ class Fake(Framework):
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """Build a loop that advances the simulated clock.
 
-        The loss approaches 1. Each step reduces its distance from 1 by a tenth.
+        The loss approaches 1. Each step reduces the distance of the loss from 1 by a tenth.
         """
         draw = random.Random(case.seed + ranks.rank)
 

@@ -118,7 +118,8 @@ class Lightning(Framework):
         def step() -> None:
             if scaler is not None:
                 # Fabric does not unscale the gradients of a fused optimizer. `unscale_` also combines the
-                # overflows of all ranks. Without it, each rank would see only those in its own shard.
+                # overflows of all ranks. Without this call, each rank would see only the overflows in its own
+                # shard.
                 scaler.unscale_(optimizer.optimizer)
             optimizer.step()
             optimizer.zero_grad()

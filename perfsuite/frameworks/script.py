@@ -260,7 +260,7 @@ class Script(Framework):
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         """Return why a script cannot run `case` (for example, a field cannot be observed), or None."""
         if case.attention != Case.model_fields["attention"].default and not case.model.config:
-            return f"attention cannot be observed in {case.model.name}, because only its name is known"
+            return f"attention cannot be observed in {case.model.name}: only the model's name is known"
         if self.data_parallel is not None and case.topology.world_size % self.data_parallel:
             return f"data_parallel={self.data_parallel} does not divide {case.topology.world_size} processes"
         return None

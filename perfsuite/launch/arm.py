@@ -48,7 +48,7 @@ WORDS = (
 )
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(?!=)(.*)", re.DOTALL)
 _VERSION = re.compile(r"[=<>~!]*v?\d[\w.+*!-]*|nightly|latest|stable|dev", re.IGNORECASE)
-"""Matches text that a user can mean as the version of a package."""
+"""Matches text that a user could intend as the version of a package."""
 _CERTAIN_VERSION = re.compile(r"[=<>~!]*v?\d+\.\d+\.\d[\w.+*!-]*")
 """Matches text that is hardly ever the value of a variable, such as the version `0.18.0`."""
 RELEASE = re.compile(r"[A-Za-z0-9][\w.-]*==[\w.!+-]+")
@@ -226,7 +226,7 @@ class _Words:
             given=given,
             releases=releases,
             lists=[Path(word).expanduser() for word in lists],
-            # Symbolic links are not resolved, because the Python of a virtual environment is one.
+            # Symbolic links are not resolved, because the Python of a virtual environment is such a link.
             python=os.path.abspath(pythons[0]) if pythons else None,
             image=images[0].removeprefix(image.PREFIX) if images else None,
             commit=commit if commits else None,

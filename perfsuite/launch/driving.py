@@ -69,7 +69,7 @@ def started(
 
 
 def never_broken() -> bool:
-    """Return False. This is the default, for a job whose only agent is the command itself.
+    """Return False. This is the default of `is_broken`, for a job whose only agent is the command itself.
 
     `drive` notices the end of the command in any case.
     """

@@ -5,7 +5,7 @@ HANG_S = 120
 not reach this limit: it waits up to `WAIT_S` for the other ranks, and then has `LEAVE_S` to exit
 (`perfsuite.worker.rank`)."""
 # The maximum time without a step, as a multiple of the job's longest step. An evaluation or a checkpoint can
-# take as long as many steps.
+# take the time of many steps.
 LONGEST_STEPS = 20
 # The first steps do not predict later ones, because they load libraries and compile kernels.
 WARM_UP_STEPS = 2

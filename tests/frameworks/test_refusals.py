@@ -84,7 +84,7 @@ TRAINER_BLOCKS = (
 FABRIC_BLOCKS = "Fabric's FSDPStrategy recomputes whole blocks only: ..."
 PACKED = "bf16-mixed casts sharded weights, but packed 4bit weights cannot be cast..."
 OTHER_LAYERS = "float8='tensorwise': transformers' tensor parallelism (tp_size) cannot split torchao's layers"
-UNSEEN = "{} cannot be observed in net, because only its name is known"
+UNSEEN = "{} cannot be observed in net: only the model's name is known"
 
 
 @pytest.mark.parametrize(

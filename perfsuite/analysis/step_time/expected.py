@@ -22,7 +22,7 @@ FEW_BYTES = 0.01  # small all-reduces, such as that of the loss, send at most th
 
 
 def speeds(machine: hardware.Machine, case: Case, host: HostTimes | None = None) -> MachineSpeeds:
-    """Return the speeds of a machine for a case. Raises `PredictionError` if its GPU is not known."""
+    """Return the speeds of a machine for a case. Raises `PredictionError` if the GPU's speeds are unknown."""
     device = Device.of(machine.device_name, machine.product)
     links = Links.of(
         device.speed.collective_gb_s, machine.interconnect, devices=case.topology.processes_per_node

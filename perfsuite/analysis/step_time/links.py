@@ -35,7 +35,7 @@ class Links(NamedTuple):
 
 
 def network_bytes_per_s(interconnect: str) -> float | None:
-    """Return the rate of all ports of a machine in one direction; None if the text does not give it."""
+    """Return the rate of all ports of a machine in one direction; None if `interconnect` does not say."""
     match = re.fullmatch(r"(?:([1-9]\d*)x)?[a-z]+([1-9]\d*)", interconnect)
     return None if match is None else int(match[1] or 1) * int(match[2]) * 1e9 / 8
 

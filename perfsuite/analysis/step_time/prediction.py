@@ -100,7 +100,7 @@ class Replays:
 def step_time(step: Sequence[Entry], machine: MachineSpeeds) -> StepTime:
     """Replay the reported step of a log. Raises `PredictionError` if the machine lacks a link.
 
-    The parts come from three replays: with everything, without communication, and without the host. The time
+    The parts come from three replays: with everything, without communication, and with kernels only. The time
     is never below that of the kernels alone, and does not increase if any bandwidth increases.
     """
     replays = Replays(step)

@@ -90,7 +90,7 @@ class MachineSpeeds(NamedTuple):
 
 
 class Durations:
-    """The seconds of a step's kernels and collectives, each alone on its device or link."""
+    """The seconds that each kernel and each collective of a step takes if it runs alone."""
 
     def __init__(self, step: Sequence[Entry], machine: MachineSpeeds) -> None:
         self.of_entry: list[float] = []  # 0 for all other entries
@@ -122,7 +122,7 @@ def reported_step(entries: Sequence[Entry]) -> Sequence[Entry]:
         if number not in ends:
             raise PredictionError(CUT_SHORT.format(f"it does not reach the end of step {number}"))
     recorded: set[int | None] = {entry.event for entry in entries if isinstance(entry, RecordEvent)}
-    recorded.add(None)  # None: the host waits for all work instead of an event
+    recorded.add(None)  # None: the host waits for all work, not for an event
     begun = {entry.number for entry in entries if isinstance(entry, Communicate)}
     step = entries[ends[COUNTED_STEP - 1] + 1 : ends[COUNTED_STEP]]
     for entry in step:
@@ -149,7 +149,8 @@ def period_s(
 
     If streams or links do not wait for each other, the slowest one sets the pace.
 
-    Without `communicates`, collectives take no time. Without `host_takes_time`, the host is always ahead.
+    Without `communicates`, collectives take no time. Without `host_takes_time`, the host's work takes no
+    time.
     """
     host = machine.host if host_takes_time else HostTimes(factor=0.0, launch_s=0.0)
     issued = _issued(step, durations, host, communicates=communicates)

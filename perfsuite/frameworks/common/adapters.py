@@ -14,7 +14,7 @@ from perfsuite.frameworks.common.private import checkpointed_module, compiled_mo
 
 WRAPPERS = frozenset({checkpointed_module.name, compiled_module.name, fsdp_module.name, "base_layer"})
 """Parts of module names that wrappers added. peft matched the names without these parts."""
-COPIES = frozenset({"modules_to_save", "original_module"})  # copies of layers that peft trains in full
+COPIES = frozenset({"modules_to_save", "original_module"})  # two copies of a layer that peft trains in full
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -100,7 +100,7 @@ def add_adapters(
             module.to(dtype)
 
 
-OTHERS = "others"  # the value of `trained` if parameters are trained that are not adapters
+OTHERS = "others"  # the value of `trained` if parameters other than adapters are trained
 MOST_NAMED = 3  # maximum number of such parameters in a message
 
 

@@ -1,4 +1,4 @@
-"""Lists for perfsuite's own records of each step. They do not count as memory growth of the training."""
+"""Lists for perfsuite's own records of each step. Their elements do not count as memory growth."""
 
 import gc
 import weakref

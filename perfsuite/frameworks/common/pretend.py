@@ -143,7 +143,7 @@ class _Reducer:
         self.hook: Callable[[Any], Any] | None = None  # the hook of the script
         if _Reducer._rebuild_buckets is None:
             # In a launch, this is C++ code. If this Python code were compiled, it would add graph breaks that
-            # a launch does not have. `disable` loads dynamo, so `torch.cuda` must be replaced before.
+            # a launch does not have. `disable` loads dynamo, so `torch.cuda` must already be replaced.
             _Reducer._rebuild_buckets = _like_in_c(torch.compiler.disable(_Reducer._start_step))
         self._model = model
         self._rebuild = rebuild

@@ -34,7 +34,7 @@ SPLIT_CONTEXT = re.compile(r"--parallelism\.context[-_]parallel[-_]degree=(?!1$)
 """An override that turns on context parallelism: several ranks split each sequence. torchtitan's kernels for
 context parallelism need a GPU. torchtitan accepts hyphens and underscores in the names of options."""
 PIPELINE = re.compile("pipeline[-_]parallel[-_]degree")
-"""The name of the option that splits the layers into stages, in one of its spellings."""
+"""The name of the option that splits the layers into stages, in any of its spellings."""
 
 
 def why_torch_is_too_old() -> str | None:

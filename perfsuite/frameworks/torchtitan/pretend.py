@@ -73,7 +73,7 @@ def _each_time(schedule: Any, stages: Any, *args: Any) -> None:
 
 
 def _knows_positions(infer: Any) -> Any:
-    """Wrap `infer` so that it keeps the positions.
+    """Wrap `infer` so that the stage keeps the positions.
 
     `_shape` reads the batch size and the sequence length from the shape of the positions.
     """
