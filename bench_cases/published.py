@@ -144,7 +144,7 @@ class Comparison(Data):
 
     @property
     def quantities(self) -> list[QuantityName]:
-        """Return every quantity in the table. The ratio to our number is shown only for the first one."""
+        """Return the table's quantities. The ratio to our number is shown only for the first quantity."""
         return list(dict.fromkeys(figure.quantity for row in self.rows for figure in row.figures))
 
 
@@ -155,7 +155,7 @@ class PublishedFile(Document):
     comparisons: tuple[Comparison, ...]
 
     def find(self, name: str) -> Comparison:
-        """Return the comparison with this name. Raises `CaseError` with the known names if there is none."""
+        """Return the comparison with this name. If none has it, raises `CaseError` with the known names."""
         for comparison in self.comparisons:
             if comparison.name == name:
                 return comparison

@@ -1,7 +1,8 @@
-"""The largest batch, and the largest GPT, on V100s of 16 GB: Lightning FSDP on 1, 2 and 4 machines of 4 GPUs.
+"""Find the largest batch and the largest GPT that fit on V100s of 16 GB, with Lightning FSDP.
 
-The cases follow Lightning's "Efficient Training of Large Language Models" (minGPT, mixed precision, 128
-tokens). For one machine, the post gives the milliseconds per iteration for each batch size per GPU:
+The cases run on 1, 2 and 4 machines of 4 GPUs. They follow Lightning's "Efficient Training of Large Language
+Models" (minGPT, mixed precision, 128 tokens). For one machine, the post gives the milliseconds per iteration
+for each batch size per GPU:
 
     1.4 B   1: 823   2: 754   4: 744   7: 748 (best)   8: 1676 (allocator retries)   9: out of memory
     1.4 B, activation checkpointing          8: 1024   16: 1097   32: 1575   64: 2748, 2700 with prefetching

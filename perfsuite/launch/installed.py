@@ -99,7 +99,7 @@ def once(directory: Path, install: Callable[[], object]) -> None:
     """Call `install` to fill a directory, once and completely. Other commands wait until it has returned.
 
     A directory without `DONE` is incomplete. It is deleted when `install` fails. If the process was killed,
-    the next call deletes it. Raises `PackageError` if the directory cannot be written.
+    the next call deletes the directory. Raises `PackageError` if the directory cannot be written.
     """
     try:
         with locked(directory):

@@ -68,11 +68,12 @@ sys.exit(main(sys.argv[1:]))
 
 Each entry has the package's name, file, address and, if the release was yanked, the reason.
 
-Some versions of pip download everything in `pip install --dry-run` before they report the packages (23.2
-does, 26.3 does not), but the user must consent to a download first. The names in `pip._internal` exist in pip
-23.2. If these names are missing, or if pip does not call the replaced method, perfsuite reads the packages
-from the file of `--report`, although some versions of pip download before they write it. If an index has no
-separate metadata, `fast-deps` reads the dependencies of a wheel without downloading all of the wheel.
+The user must consent before a download. But in `pip install --dry-run`, some versions of pip download
+everything before they report the packages (23.2 does, 26.3 does not). The names in `pip._internal` exist in
+pip 23.2. If these names are missing, or if pip does not call the replaced method, perfsuite reads the
+packages from the file of `--report`. Some versions of pip write this file only after the download. If an
+index has no separate metadata, `fast-deps` reads the dependencies of a wheel without downloading all of the
+wheel.
 """
 
 
@@ -188,8 +189,9 @@ def _other_pythons(requirement: str, python: str) -> list[str]:
 def versions(package: str, *, python: str = sys.executable) -> list[Version]:
     """Return the versions of a package that pip finds, oldest first.
 
-    Pre-releases are included, and also releases without a wheel. pip 26.3 would leave out the latter if the
-    user allows only wheels. Yanked releases are not included. Raises `PackageError` if pip finds no version.
+    Pre-releases and releases without a wheel are included. By itself, pip 26.3 leaves out releases without a
+    wheel if the user allows only wheels. Yanked releases are not included. Raises `PackageError` if pip finds
+    no version.
     """
     of_all_kinds = {"PIP_ONLY_BINARY": ":none:"}
     said = pip("index", "versions", "--pre", package, python=python, variables=of_all_kinds).splitlines()

@@ -205,7 +205,7 @@ def broken_by(changes: Mapping[str, Package], below: Environment, *, pins: bool 
     """Return the installed packages that `changes` would break, each with the reason.
 
     A requirement that the installed version already fails to meet does not count. With `pins`, only packages
-    that pin the version with `==` are returned.
+    that pin the version of a changed package with `==` are returned.
     """
     broken = {}
     for name, distribution in below.distributions.items():

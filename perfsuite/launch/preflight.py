@@ -35,8 +35,8 @@ CPU_SHARE = 0.4
 cores. 10 preflights ran on two equal nodes, with a load of 8 on two cores. In the worst of them, a node had
 only 50% of the other node's copy rate, and 88% of the other node's matmul rate."""
 LINK_SHARE = 0.5
-"""A node's links are slow if its all-reduce with each neighbour has less than this share of the best rate of
-pairs without this node. This share is low, because paths differ in length."""
+"""A node's links are slow if its all-reduce with each neighbour has less than this share of the best rate
+between two other nodes. This share is low, because paths differ in length."""
 JUDGED = {"matmul_tflops": "matmul {:.3g} TFLOP/s", "copy_gb_s": "copy {:.3g} GB/s"}
 """Rates on which a single node is judged -> their wording in a sentence."""
 

@@ -175,7 +175,10 @@ class Neighbours:
         self._before = self.see_cores() if machine.device == "cpu" else None
 
     def during_launch(self, machine: Machine, devices: int) -> str:
-        """Name the other users since `launch_begins`. All processes of the launch must have ended."""
+        """Name the other users: those on the GPUs now, or those on the cores since `launch_begins` ran.
+
+        All processes of the launch must have ended.
+        """
         if machine.device == "cuda":
             return "; ".join(_users_of(lambda: self.see_gpus(devices))) or "nobody is visible now"
         assert self._before is not None
