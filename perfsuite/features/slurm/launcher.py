@@ -264,7 +264,7 @@ class SlurmLauncher(Launcher):
             # If the job was measured, its result is kept, and the next launch raises the error.
             self._left_over = mark
             if not _has_reported(job):
-                self._refuse_if_over()  # if a node is lost, a step can remain, and the allocation can be over
+                self._refuse_if_over()  # a step can remain on a lost node
                 raise
             return None
         finally:
