@@ -49,7 +49,7 @@ _MODULES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for
 
 
 def _frameworks() -> dict[str, str]:
-    """Return the module of each framework, by name of its class."""
+    """Return the module of each framework, by the class name of the framework."""
     from perfsuite import extensions
 
     entry_points = (extension.entry_point for extension in extensions.own(extensions.FRAMEWORKS).values())

@@ -157,7 +157,10 @@ def sealed(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def unsealed(values: dict[str, Any], restore: str) -> dict[str, Any]:
-    """Check the digest of a document and remove it. Raises ValueError, whose message ends with `restore`."""
+    """Check the digest of a document, and return the values of the document without the digest.
+
+    Raises ValueError, whose message ends with `restore`.
+    """
     content = {key: value for key, value in values.items() if key != "digest"}
     if values.get("digest") != digest(content):
         raise ValueError(

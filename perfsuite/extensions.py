@@ -1,7 +1,7 @@
 """Find extensions of perfsuite in other packages by name, using entry points (docs/develop/extending.md).
 
-perfsuite's own frameworks, launchers and commands are found in the same way. A package is imported only when
-its name is used. If the import fails, the error names the package.
+perfsuite's own frameworks, launchers and commands are found in the same way. An extension is imported only
+when its name is used. If the import fails, the error names the package.
 """
 
 import functools

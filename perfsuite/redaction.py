@@ -185,10 +185,10 @@ def secret_variable(given: Mapping[str, str]) -> str | None:
 
 
 def secret_word(words: Sequence[str]) -> str | None:
-    """Return the first word of a command that contains a secret (`--password=x`) or stands before a secret.
+    """Return the first of a command's words that contains a secret (`--password=x`) or stands before one.
 
-    The word is returned in a form that can be shown: the part before the secret, or `***` if it is empty.
-    Returns None if no word of the command is or contains a secret.
+    The word is returned in a form that can be shown: the part before the secret, or `***` if that part is
+    empty. Returns None if no word of the command is or contains a secret.
     """
     for number, word in enumerate(words):
         secrets = _spans(word)

@@ -82,7 +82,10 @@ def _fabric_row(wrong: Sequence[str], *, alone: bool) -> Row:
 
 
 def _pcie_rows(cards: Sequence[DeviceHealth]) -> list[Row]:
-    """Compare the width of each PCIe link with the maximum of the card and its slot; empty if unknown."""
+    """Compare the width of each PCIe link with the maximum of the card and its slot.
+
+    Returns an empty list if no width is known.
+    """
     links = [(card, card.pcie_lanes, card.pcie_lanes_most) for card in cards]
     narrow = [
         f"{card.name} uses {lanes} of {most} lanes"

@@ -22,7 +22,7 @@ class Base(NamedTuple):
     """A case, and the finding that its counts must show for each fault."""
 
     case: Case
-    faults: Mapping[Structural, str]  # fault -> a part of the `field` of its finding
+    faults: Mapping[Structural, str]  # fault -> text that the `field` of its finding must contain
 
 
 def bases(machine: Machine) -> tuple[Base, ...]:

@@ -93,9 +93,9 @@ class _Ending:
     """Writes the launch file of this node, and ends the job on this node if the driver ends it or is gone.
 
     Only one thread writes the final version of the file: the thread that keeps the lock. If all ranks have
-    ended or cannot be started, this is the agent's main thread. If the driver ends the job, it is the lease's
-    thread. If the driver is gone, nothing more is written, because ranks that are killed for that reason have
-    not failed.
+    ended or cannot be started, the agent's main thread writes it. If the driver ends the job, the lease's
+    thread writes it. If the driver is gone, nothing more is written, because ranks that are killed for that
+    reason have not failed.
     """
 
     def __init__(self, job: AgentJob, watch: "HealthWatch", end: Callable[[str, int], object]) -> None:

@@ -2,8 +2,9 @@
 
 This runs in the agent of each node. A value that a device does not provide is None, never 0.
 
-Only the samples during the steps count. If there are too few of them, the sample at the beginning of training
-counts as well. On a CPU, if training has not begun, the sample at the beginning of the launch counts instead.
+Only samples that are taken during the steps are used. If there are too few of them, the sample at the
+beginning of training is used as well. On a CPU, if training has not begun, the sample at the beginning of the
+launch is used instead.
 """
 
 import os

@@ -32,9 +32,9 @@ This must be long. When a shared file system fails over to another server, the d
 need the text only if `srun` dies together with the driver, because otherwise stdin closes.
 """
 LEASE_S = "PERFSUITE_LEASE_S"
-"""Environment variable that an agent gets if its driver can be on another machine. Its value is `LOST_S`. On
-the same machine, the kernel reports the driver's death, so agents do not get the variable. If a driver on
-the same machine is stopped with SIGSTOP, its job still goes on."""
+"""Environment variable that an agent gets if its driver can be on another machine. Its value is `LOST_S`. If
+both are on the same machine, the kernel reports the driver's death, so the agent does not get the variable.
+If a driver on the same machine is stopped with SIGSTOP, its job still goes on."""
 NO_SIGN = "no sign of perfsuite's driver"
 
 Wish = Literal["go", "end"]

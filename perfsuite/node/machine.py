@@ -172,7 +172,7 @@ def gpu_machine(names: list[str], *, count: int, memory_bytes: int, driver: str 
 
 
 def detect_cpu(reason: str, *, cpu_file: Path = CPU_FILE) -> Machine:
-    """Return this machine without GPUs. Its note is `reason`, which says why it has no GPUs.
+    """Return this machine as a CPU machine. Its note is `reason`, which says why no GPUs are used.
 
     `cpu_file` contains the name of the processor. Raises `MachineError` if this file cannot be read.
     """

@@ -284,7 +284,7 @@ def _if_there(path: str, environment: Mapping[str, str]) -> str:
 def _in_worktree(path: str, environment: Mapping[str, str]) -> str:
     """Return the path that a file of the repository has in the worktree. `environment` names the worktree.
 
-    The path can lead to the repository through a symbolic link.
+    `path` can lead to the repository through a symbolic link.
     """
     top, _, worktree = environment.get(MOVED, "").partition(os.pathsep)
     if not worktree or not os.path.isabs(path):
@@ -292,7 +292,8 @@ def _in_worktree(path: str, environment: Mapping[str, str]) -> str:
     inside = top + os.sep
     prefixes = (sys.prefix, os.path.realpath(sys.prefix), worktree)
     stay = tuple(prefix + os.sep for prefix in prefixes if (prefix + os.sep).startswith(inside))
-    # The last part can be a link in the repository, for example to data. This link is not resolved.
+    # The last component of the path can be a link in the repository, for example to data. This link is not
+    # resolved.
     without_links = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
     for spelling in (path, without_links):
         with_slash = spelling + os.sep

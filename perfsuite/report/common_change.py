@@ -17,11 +17,11 @@ NOTHING = "No recorded fact changed in all of them, so look at the machine first
 
 
 def sentences(results: Iterable[Measurement], reference: SessionReference | None = None) -> list[str]:
-    """Return a sentence for each hardware class whose cases all became slower, or all became faster.
+    """Return a sentence for each hardware class whose cases became slower or faster together.
 
     Only cases with a baseline are considered. Comparisons of two arms are left out: a slow machine slows down
-    both arms, because they are launched alternately. If the session has a reference, the sentences also say
-    whether the reference changed as well, and what the reference cannot show.
+    both arms, because they are launched alternately. If the session has a reference, there are also sentences
+    on how the reference changed, and on what it cannot show.
     """
     by_id = {result.case_id: result for result in results if result.verdict.against is None}
     by_class = defaultdict[str | None, dict[str, Estimate]](dict)

@@ -43,7 +43,7 @@ def say(text: str) -> None:
 
 
 def plain_table(headings: Iterable[str] = ()) -> RichTable:
-    """Return a table without rules. Text that is too wide for the terminal is wrapped."""
+    """Return a table without lines between its cells. Text that is too wide for the terminal is wrapped."""
     made = RichTable(box=None, header_style="bold", pad_edge=False)
     for heading in headings:
         made.add_column(heading, overflow="fold")

@@ -81,7 +81,7 @@ def about(reference: SessionReference | None, results: Iterable[Measurement]) ->
 
 
 def _differs(result: Measurement) -> str | None:
-    """Report a case whose tokens/s regressed or improved, compared with the reference."""
+    """Say how much faster or slower than the reference a case is, if its tokens/s regressed or improved."""
     check = result.verdict.check(TOKENS_PER_S.name)
     if check is None or check.against_reference is None or check.outcome not in ("regressed", "improved"):
         return None

@@ -213,7 +213,7 @@ class _Side:
 
     @property
     def span_names(self) -> list[str]:
-        """The names of the spans in all launches, without steps."""
+        """The names of the spans that are not steps, from all launches."""
         return [name for launch in (self.newest, *self.launches) for name in launch.span_names]
 
     def span(self, name: str) -> SpanRow:

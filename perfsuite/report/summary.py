@@ -410,7 +410,7 @@ def unclaimed_lines(baselines: Sequence[str]) -> list[str]:
 
 
 def needs_words(result: Measurement) -> bool:
-    """Return whether a case might need action, and is therefore explained instead of only counted."""
+    """Return whether a case might need action. Such a case is explained, and not only added to the totals."""
     return verdict(result) not in QUIET
 
 

@@ -148,8 +148,8 @@ def works_in_threads(runs: Sequence[Run], before: int | None) -> str | None:
     """Return a reason to doubt that a step does less work: more threads compute than on the other side.
 
     `before` is the value of `other_threads` on the other side. Returns None if the number is not higher now,
-    or if `before` is unknown. Call this only if the counted work decreased: threads of loggers and loaders
-    compute in some steps only. So if the work is equal, more threads are not a reason to doubt it.
+    or if `before` is unknown. Call this only if the counted work decreased. If the work is equal, more
+    threads are not a reason to doubt it, because threads of loggers and loaders compute in some steps only.
     """
     now = min((run.other_threads for run in counted(runs)), default=0)
     if before is None or now <= before:

@@ -81,9 +81,9 @@ def _whole(quantity: Quantity, counts: Counts) -> float:
 
 
 def _left_after_same_steps(then: Counts, today: Sequence[Counts]) -> bool:
-    """Return whether both sides counted the tensors with a graph after the same steps.
+    """Return whether the tensors with a graph were counted after the same steps on both sides.
 
-    How many of them are left can depend on the step, for example if the training empties a buffer regularly.
+    Their number can depend on the step, for example if the training empties a buffer regularly.
     """
     steps = {counts.kept.graphs_after for counts in (then, *today) if counts.kept is not None}
     return len(steps) == 1

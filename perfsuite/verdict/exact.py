@@ -182,7 +182,7 @@ def _not_judged(baseline: CountBaseline, launches: Launches, judged: Collection[
     """Describe what was not judged, and why. `judged` has the names of new spans that are judged.
 
     Each note is a key of the result. Its value is True if the work that was not judged might have changed. If
-    a baseline only lacks what an older perfsuite did not count, this is no sign of a change.
+    a baseline lacks something that an older perfsuite did not count, this is not a sign of a change.
     """
     then = ranks_in(baseline.counts)
     now = set.intersection(*map(ranks_in, launches))

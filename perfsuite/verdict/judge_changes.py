@@ -302,7 +302,7 @@ def _times_differ(before: Baseline | None, now: Baseline | None) -> Iterator[str
 
 
 def _losses_differ(before: Baseline, now: Baseline) -> Iterator[str]:
-    """Yield the difference in the last part of the steps for which two baselines have different losses.
+    """Yield how the losses of two baselines differ in the last part of the steps in which they differ.
 
     A launch has one recorded loss for each part of the steps.
     """

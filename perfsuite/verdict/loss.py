@@ -9,8 +9,8 @@ from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.run import Run
 from perfsuite.verdict.robust import t_quantile
 
-# Number of standard deviations by which a tenth of a loss curve may differ. In a normal distribution, 1 in
-# 60,000 values differs by more.
+# Number of standard deviations by which a tenth of a loss curve may differ from the baseline's mean. In a
+# normal distribution, 1 in 60,000 values differs by more.
 LOSS_SIGMAS = 4.3
 # Degrees of freedom that a launch adds, found by simulation. They are fewer than ten, because the ten parts
 # of a loss curve are correlated.

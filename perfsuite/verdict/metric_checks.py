@@ -126,7 +126,7 @@ class SequentialCheck:
 
     @property
     def tolerance(self) -> float:
-        """The largest relative growth of the cost that passes."""
+        """The largest relative growth of the cost that is tolerated."""
         return self.policy.tolerance_of(self.metric, self.device)
 
     def _with_noise(
@@ -224,9 +224,9 @@ def unusable_checks(runs: Sequence[Run], baseline: Baseline) -> list[Check]:
 def without_verdict(metric: Metric, runs: Sequence[Run], baseline: Baseline | None) -> Check:
     """Return a check that is not judged yet.
 
-    The check is `failed` if a value is missing, or if it is not above 0 and finite. For a metric that
-    measures a part of the step, the check is `inconclusive` instead: its value is also missing if perfsuite
-    does not recognise the data loader.
+    The check is `failed` if a value is missing, not positive or not finite. For a metric that measures a part
+    of the step, the check is `inconclusive` instead: its value is also missing if perfsuite does not
+    recognise the data loader.
     """
     values = [metric.of(run.figures) for run in runs]
     then = baseline.values(metric.name) if baseline is not None else []

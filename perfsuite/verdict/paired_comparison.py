@@ -47,7 +47,7 @@ _PAIR_FLOOR = SIGMA_FLOOR * math.sqrt(2)  # lower limit of the noise of a pair, 
 _SHARED_LAUNCH = 1.5
 """Number of consecutive differences that carry as much information as one independent difference.
 Neighbouring differences share a launch and have a correlation of -1/2, and 1 + 2 (1/2)^2 is 1.5."""
-_EFFICIENCY = SCALE_EFFICIENCY / _SHARED_LAUNCH  # degrees of freedom per difference after the first pair
+_EFFICIENCY = SCALE_EFFICIENCY / _SHARED_LAUNCH  # degrees of freedom that each difference but the first adds
 
 # Thresholds in standard errors, tuned by simulation.
 _Z_CHANGE = 2.6  # regressed, improved
@@ -81,7 +81,7 @@ class Differences(NamedTuple):
     """Differences of logarithms between neighbouring launches, in the order of the launches."""
 
     pairs: list[float]  # log(B / A) of each pair
-    neighbours: list[float]  # log(later / earlier) of neighbours of the same arm: one fewer than the pairs
+    neighbours: list[float]  # log(later / earlier) of neighbours of one arm: one value fewer than `pairs`
 
 
 class _Evidence(NamedTuple):

@@ -13,7 +13,7 @@ while the healthy launches are in the majority."""
 
 
 def waives_nothing(checks: Sequence[Check]) -> bool:
-    """Return that no regression of these checks is waived."""
+    """Return False: no regression of these checks is waived."""
     return False
 
 
@@ -33,7 +33,7 @@ class Policy:
     waives: Callable[[Sequence[Check]], bool] = waives_nothing
 
     def tolerance_of(self, metric: Metric, device: str) -> float:
-        """Return by how much a metric's cost may grow, as a share, before the check no longer passes."""
+        """Return the tolerance of a metric: the share by which its cost may grow."""
         if self.tolerance is not None and metric.name == TOKENS_PER_S.name:
             return self.tolerance
         return metric.tolerance(device)

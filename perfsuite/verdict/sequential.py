@@ -97,7 +97,7 @@ class Decision:
     interval: tuple[float, float]  # 99% interval of the change, including the baseline's uncertainty
     tolerance: float
     launches_used: int
-    minimum_detectable_drop: float  # result of the function of this name, for the noise of this decision
+    minimum_detectable_drop: float  # what the function of this name returns for the decision's noise
 
     @property
     def blind(self) -> bool:

@@ -85,7 +85,7 @@ class Tonight:
     def correction(
         self, metric: Metric, noise: Noise, baseline: Baseline, exponent: float = 0.0
     ) -> Correction | None:
-        """Return the correction of a case with this baseline; None if there can be none.
+        """Return the correction of a case with this baseline; None if no correction is possible.
 
         If the case itself was launched with the reference to confirm a regression, only these launches count.
         """
@@ -113,7 +113,7 @@ def _change(
 def _sides(
     canary: CanaryRuns, metric: Metric, exponent: float
 ) -> tuple[dict[str | None, list[float]], list[float]]:
-    """Return a canary's costs twice: in its baseline, by session, and in its launches with the reference."""
+    """Return the costs of a canary's baseline, by session, and of its launches with the reference."""
     then = costs_by_session(canary.baseline, metric, exponent)
     figures = [run.figures for run in canary.runs]
     now = _costs(figures, metric)
@@ -129,7 +129,7 @@ def _costs(figures: Sequence[Figures], metric: Metric) -> list[float]:
 
 
 def machine_changes(tonight: Tonight, noise: ClassNoise, hardware_class: str) -> list[MachineChange]:
-    """Return how much the machine changed each metric that follows the machine's speed, where it is known."""
+    """Return how the machine changed the metrics that follow its speed. Unknown changes are left out."""
     changes = []
     for metric in MACHINE_METRICS:
         exponent = noise.probe_exponent if metric in PROBE_CORRECTED else 0.0
