@@ -135,8 +135,12 @@ class _Search:
         The first link is the one that leads to the largest number of searched objects.
         """
         following: dict[tuple[int, int], _Link] = {}
-        for link in _holders(level, self._ignored, follows_frames=self._follows_frames):
-            name = self._name(link, variables)
+        links = [*_holders(level, self._ignored, follows_frames=self._follows_frames)]
+        held_by = defaultdict[int, int](int)  # id of a holder -> the searched objects that it holds
+        for link in links:
+            held_by[id(link.thing)] |= link.ends
+        for link in links:
+            name = self._name(link, variables, number=held_by[id(link.thing)].bit_count())
             if name is not None:
                 self.found[name] = self.found.get(name, 0) | link.ends
                 continue
@@ -149,14 +153,17 @@ class _Search:
                 following[place] = link._replace(ends=new | (0 if previous is None else previous.ends))
         return sorted(following.values(), key=lambda link: -link.ends.bit_count())[:MOST_FOLLOWED]
 
-    def _name(self, link: _Link, variables: Mapping[int, str]) -> str | None:
+    def _name(self, link: _Link, variables: Mapping[int, str], *, number: int) -> str | None:
+        """Return the name of a holder, or None. It holds this number of the searched objects."""
         end = self._ends.get(id(link.thing))
         if end is not None:
             return end[1]
         name = _name(link, self._growing)
         if name is not None:
             self._note(link, name)
-        elif type(link.thing).__name__ not in self._growing:
+        elif type(link.thing).__name__ not in self._growing or number > 1:
+            # A variable with an object of a growing type can be the object of one step. If it holds several
+            # of the objects, it is their container, for example a list of lists.
             name = variables.get(id(link.thing))
         return name
 

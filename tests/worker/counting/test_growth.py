@@ -109,6 +109,15 @@ def test_graphs_that_each_step_keeps_are_not_counted_twice() -> None:
     assert (kept_objects.graphs, kept_objects.graphs_left) == (1, None)
 
 
+def test_a_local_list_of_lists_is_a_holder() -> None:
+    """The list has the type of the objects that it holds."""
+    history: list[object] = []
+    kept_objects = kept(lambda number: history.append([Spec(), {"step": number}]))
+    assert kept_objects.by_type["list"] == 1
+    (holder,) = kept_objects.holders
+    assert holder.endswith(".history`")
+
+
 def test_many_graphs_that_are_left_have_holders() -> None:
     counting = counted(flushed(every=9), first=7, last=25)
     assert known(counting.result()).graphs_left == 7
@@ -339,9 +348,12 @@ class Proxy:
 
 
 def test_search_error_keeps_what_was_counted() -> None:
-    entries: list[object] = []
-    HELD.append(Proxy(entries))
-    counting = counted(lambda number: entries.append((Spec(), (Spec(), []))))
+    HELD.append(Proxy([]))
+
+    def step(number: int) -> None:
+        object.__getattribute__(HELD[0], "held").append((Spec(), (Spec(), [])))
+
+    counting = counted(step)
     assert known(counting.result()).total == 5
     assert counting.notes == [f"{NO_HOLDERS}LookupError: a proxy"]
 
