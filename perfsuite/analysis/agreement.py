@@ -254,7 +254,7 @@ def _sample_notes(reports: Sequence[RankReport]) -> tuple[str, ...]:
     if _is_near(samples, claimed):
         return ()
     return (
-        f"samples/s counts {claimed} samples a step (micro_batch x gradient_accumulation on "
+        f"samples/s is computed with {claimed} per step (micro_batch x gradient_accumulation on "
         # pragma: no mutate [0] to [-1]: `data_parallel` is the same on all ranks
         f"{seen[0].data_parallel} data-parallel ranks). In the second step, the first dimension of the "
         f"model's inputs added up to {samples:.0f}. If this sum is the number of samples, correct the case",

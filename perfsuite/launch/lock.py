@@ -55,7 +55,9 @@ class MachineLock:
         descriptor = _open(file)
         try:
             self._queue(descriptor, say)
-            with contextlib.suppress(OSError):  # for example a full disk; the text only names the holder
+            with contextlib.suppress(
+                OSError
+            ):  # for example a full disk; the text of the lock only names its holder
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, _ourselves().encode(errors="replace"), 0)
         except BaseException:
