@@ -55,9 +55,8 @@ class MachineLock:
         descriptor = _open(file)
         try:
             self._queue(descriptor, say)
-            with contextlib.suppress(
-                OSError
-            ):  # for example a full disk; the text of the lock only names its holder
+            # The text of the lock only names its holder. A full disk must not end the session.
+            with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, _ourselves().encode(errors="replace"), 0)
         except BaseException:

@@ -28,7 +28,7 @@ def pytest_timeout_set_timer(item: pytest.Item) -> bool | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Any:
-    """Run a test of a case only once, in pytest's own loop, because other plugins can repeat it."""
+    """Run a test of a case only once, in pytest's own loop. Other plugins would repeat the test."""
     if not uses_bench(item):
         return None
     runner: Any = item.config.pluginmanager.getplugin("runner")

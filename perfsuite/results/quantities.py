@@ -69,7 +69,7 @@ class Quantity:
     # Returns the largest difference from the given counts, in `unit`, that is too small to be judged. Such a
     # difference is only listed.
     floor: Callable[[Counts], float] = lambda _: 0
-    # Whether it counts Python calls. Differences of up to `floor` between launches do not make them unsteady.
+    # Whether it counts Python calls. Launches whose values differ by up to `floor` do not make it unsteady.
     is_python: bool = False
     # Returns the parts that explain a change, such as the called functions, by name; None: unknown.
     parts: Callable[[Counts], Mapping[str, int] | None] = lambda _: None

@@ -150,7 +150,7 @@ def _collective(finding: Finding, arms: Sequence[Run]) -> Collective | None:
 
 
 def _costs(changes: Sequence[_Change]) -> list[Cost | None]:
-    """Return the cost of each change. Regressions that take longest by themselves are replayed first."""
+    """Return the cost of each change. The regressions with the highest naive prices are replayed first."""
     alone = [_alone_s(change) for change in changes]
 
     def rank(index: int) -> tuple[bool, float]:

@@ -253,8 +253,8 @@ def test_notes_samples_the_case_does_not_claim(tmp_path: Path, samples: int | No
     """This is only a note, because the first dimension of a model's input need not be its samples."""
     said = (
         "samples/s is computed with 256 per step (micro_batch x gradient_accumulation on 2 data-parallel "
-        "ranks). In the second step, the first dimension of the model's inputs added up to 128. If this sum is "
-        "the number of samples, correct the case"
+        "ranks). In the second step, the first dimension of the model's inputs added up to 128. If this sum "
+        "is the number of samples, correct the case"
     )
     run = run_of(IMAGES, tmp_path, reports(*[evidence_of(11, samples=samples)] * 2))
     assert (run.failure, run.notes) == (None, (said,) if is_noted else ())

@@ -259,7 +259,7 @@ class Attached:
     def _skipped(self, optimizer: Any) -> None:
         """Handle a step of an optimizer that a loss scaler has skipped.
 
-        The passes since the last step do not count, and the next step begins again. If an engine steps the
+        The passes since the last step do not count, and the running step begins again. If an engine steps the
         optimizer, do nothing, because the engine's step ends even if its scaler skips the optimizer.
         """
         if self.rank is None or self.state != "measuring" or engines.of(optimizer) is not None:
