@@ -111,8 +111,8 @@ def worth_a_launch(checks: Sequence[Check], launches: int, awaited: str | None =
     change.
 
     `launches` is the number of healthy launches so far, without those of the baseline. In a comparison, it is
-    the number for each arm. If the caller wants to decide only one metric, `awaited` is its name, and the
-    check of this metric is never left open.
+    the number for each arm. If the caller wants to decide only one metric, `awaited` is its name. If
+    the check of this metric is undecided, it stays undecided.
     """
     if any(check.outcome == "undecided" and not _may_stay_open(check) for check in checks):
         return list(checks)

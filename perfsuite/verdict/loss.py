@@ -20,7 +20,8 @@ CANCELLED = 1e-4
 """A loss may always differ by this share of the largest loss of its curve. A much smaller loss, as in GRPO,
 is a sum of larger terms that cancel each other, so its relative difference means nothing."""
 UNCLIPPED = "unclipped_norm"
-NORMS = {  # names of gradient norms, by figure. The first is preferred, because clipping does not affect it
+# Field of `Figures` -> name of a gradient norm. The first is preferred, because clipping does not affect it.
+NORMS = {
     UNCLIPPED: f"the norm of the gradients before clipping in step {COUNTED_STEP}",
     "gradient_norm": f"the norm of the gradients after clipping in step {COUNTED_STEP}",
 }
@@ -364,7 +365,7 @@ def _usual(curves: Sequence[Curve], degrees: int, fewest: int = FEWEST) -> list[
     - the quantile times the median relative spread of all places, times the mean
     - `LOSS_FLOOR` times the mean, or `CANCELLED` times the largest mean
 
-    A new launch is compared with an estimated mean, hence the factor sqrt(1 + 1 / launches). With fewer than
+    The quantile includes the factor sqrt(1 + 1 / launches), because the mean is only estimated. With fewer than
     `fewest` curves, the allowed difference is `LOSS_FLOOR` times the mean. Each launch except the first adds
     `degrees` degrees of freedom.
     """

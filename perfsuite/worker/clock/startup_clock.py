@@ -391,7 +391,7 @@ def end() -> StartUp | None:
 
 
 def watch(owner: Any, name: str, part: str) -> None:
-    """Time the calls of a function as a part.
+    """Count the time of a function's calls as this part of the start-up.
 
     The function is also replaced in all modules that have imported it by name.
     """

@@ -132,8 +132,8 @@ class Search:
     Only a profile function can run between the definition of a function in `__main__` and the first call of
     that function. A profile function makes all Python code slower. It is therefore removed during imports of
     modules that cannot define a missing function. It is removed for good when all functions are found, or
-    when the first step begins. The profile function looks for the functions only if a name has been bound to
-    another object.
+    when the first step begins. In each call, the profile function looks for the missing functions only if
+    the name of one of them now refers to another object than before.
     """
 
     def __init__(self, named: Sequence[NamedFunction]) -> None:

@@ -184,7 +184,7 @@ def _callers(library: str) -> list[tuple[str, Any]]:
 
 
 def _is_of(library: str, module: object) -> bool:
-    """Return whether a module is part of the library, or the library itself (which can be a single file)."""
+    """Return whether a module is the library itself (which can be a single file) or a part of it."""
     return isinstance(module, str) and (module == library or module.startswith(f"{library}."))
 
 
