@@ -365,9 +365,9 @@ def _usual(curves: Sequence[Curve], degrees: int, fewest: int = FEWEST) -> list[
     - the quantile times the median relative spread of all places, times the mean
     - `LOSS_FLOOR` times the mean, or `CANCELLED` times the largest mean
 
-    The quantile includes the factor sqrt(1 + 1 / launches), because the mean is only estimated. With fewer than
-    `fewest` curves, the allowed difference is `LOSS_FLOOR` times the mean. Each launch except the first adds
-    `degrees` degrees of freedom.
+    The quantile includes the factor sqrt(1 + 1 / launches), because the mean is only estimated. With fewer
+    than `fewest` curves, the allowed difference is `LOSS_FLOOR` times the mean. Each launch except the first
+    adds `degrees` degrees of freedom.
     """
     count = len(curves)
     places = _by_place(curves)
