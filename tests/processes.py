@@ -15,6 +15,17 @@ import pytest
 
 from perfsuite.results.run_dir import RunDir
 
+SLEEPS = """
+import time
+from pathlib import Path
+try:
+    Path("begun").touch()
+    time.sleep(60)
+except KeyboardInterrupt:
+    Path("interrupted").touch()
+"""
+"""A module that leaves the file `begun`, and the file `interrupted` if it is interrupted."""
+
 
 def python(code: str, *arguments: str) -> str:
     """Return the output of a new Python that runs `code`. Raises `AssertionError` with the error, if any."""

@@ -14,6 +14,7 @@ from perfsuite.report.safe_text import printable
 from perfsuite.report.text import relative, wrapped
 from perfsuite.results.session_file import Status
 from perfsuite.session import outputs
+from perfsuite.session.jobs import end_by_signal
 from perfsuite.session.session import Session
 from perfsuite.session.setup import Host
 
@@ -73,7 +74,7 @@ def measured(session: Session, cases: list[Case], *, as_json: bool) -> int:
     """
     refused = 0
     status: Status = "interrupted"
-    before = signal.signal(signal.SIGTERM, _end)  # a cancelled job also writes its results so far
+    before = signal.signal(signal.SIGTERM, end_by_signal)  # a cancelled job also writes its results so far
     try:
         session.begin(cases)
         for case in cases:
@@ -93,11 +94,6 @@ def measured(session: Session, cases: list[Case], *, as_json: bool) -> int:
         finally:
             signal.signal(signal.SIGTERM, before)
     return refused
-
-
-def _end(number: int, frame: object) -> None:
-    """End this command with an exception, so that its results are written."""
-    raise SystemExit(128 + number)
 
 
 def _show(session: Session, status: Status, *, as_json: bool) -> None:

@@ -35,7 +35,7 @@ def run(module: str, *arguments: str, variables: Mapping[str, str] = os.environ)
     this process ends with `KeyboardInterrupt` or `SystemExit`.
     """
     say(f"$ {module} {' '.join(arguments)}")
-    before = signal.signal(signal.SIGTERM, _end)
+    before = signal.signal(signal.SIGTERM, end_by_signal)
     try:
         with interruptible([sys.executable, "-m", module, *arguments], env=variables) as process:
             return process.wait()
@@ -43,7 +43,8 @@ def run(module: str, *arguments: str, variables: Mapping[str, str] = os.environ)
         signal.signal(signal.SIGTERM, before)
 
 
-def _end(number: int, frame: FrameType | None) -> None:
+def end_by_signal(number: int, frame: FrameType | None) -> None:
+    """End this process with an exception, so that its results are written. This is a handler of signals."""
     raise SystemExit(128 + number)
 
 

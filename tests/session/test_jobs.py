@@ -8,7 +8,7 @@ import pytest
 
 from perfsuite.session.jobs import interruptible, refused, run
 from tests.doc_pages import ROOT
-from tests.processes import wait_until
+from tests.processes import SLEEPS, wait_until
 
 
 def test_run_returns_the_status_and_says_the_command(capfd: pytest.CaptureFixture[str]) -> None:
@@ -16,15 +16,6 @@ def test_run_returns_the_status_and_says_the_command(capfd: pytest.CaptureFixtur
     assert "$ nosuch_module -x" in capfd.readouterr().err
 
 
-SLEEPS = """
-import time
-from pathlib import Path
-try:
-    Path("begun").touch()
-    time.sleep(60)
-except KeyboardInterrupt:
-    Path("interrupted").touch()
-"""
 RUNS = """
 from pathlib import Path
 from perfsuite.session.jobs import run

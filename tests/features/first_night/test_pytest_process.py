@@ -15,19 +15,11 @@ from perfsuite.features.first_night.pytest_process import measured
 from perfsuite.results.store import Store
 from tests.doc_pages import ROOT
 from tests.features.first_night.nights import measurement
+from tests.processes import SLEEPS
 from tests.samples import make_case, make_session_file
 
 RESULTS = [measurement(make_case(micro_batch=size), "recorded") for size in (1, 2)]
 STORE = Store(Path("night/steps/cases/store"))
-SLEEPS = """
-import signal, sys, time
-from pathlib import Path
-try:
-    Path("begun").touch()
-    time.sleep(60)
-except KeyboardInterrupt:
-    Path("interrupted").touch()
-"""
 
 
 def test_an_interrupt_lets_pytest_write_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
