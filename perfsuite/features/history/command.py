@@ -170,7 +170,8 @@ def _rebase(history_dir: Path) -> None:
     try:
         git(*COMMITTER, "rebase", "--quiet", f"origin/{BRANCH}", cwd=history_dir)
     except GitError as error:
-        git("rebase", "--abort", cwd=history_dir)
+        with contextlib.suppress(GitError):  # a rebase that could not begin cannot be aborted
+            git("rebase", "--abort", cwd=history_dir)
         raise GitError(
             f"{BRANCH} has commits that were never pushed, and they conflict with those of origin ({error}). "
             f"Resolve this in {history_dir} (git rebase origin/{BRANCH}), push, and run this command again"
